@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where memory lives and work is queued. The host device does everything at once and in order; an
+ * accelerator's runs streams, and events order them. */
+#ifndef ZS_DEVICE_DEVICE_H
+#define ZS_DEVICE_DEVICE_H
+
+#include "base/ledger.h"
+#include "zspill.h"
+
+typedef struct zs_device zs_device;
+typedef struct zs_stream zs_stream; /* NULL: the device's first stream */
+typedef struct zs_event zs_event;
+
+typedef struct zs_device_ops {
+    const char *name; /* "host" */
+    /* Device memory, zeroed, page-aligned. */
+    zs_status (*alloc)(zs_device *device, size_t bytes, void **out);
+    void (*free)(zs_device *device, void *ptr, size_t bytes);
+    /* Host memory that the device copies from and to at full speed: zeroed, page-aligned (huge
+     * pages where possible), MADV_DONTFORK. */
+    zs_status (*host_alloc)(zs_device *device, size_t bytes, void **out);
+    void (*host_free)(zs_device *device, void *ptr, size_t bytes);
+    zs_status (*stream_open)(zs_device *device, zs_stream **out);
+    void (*stream_close)(zs_device *device, zs_stream *stream);
+    zs_status (*stream_sync)(zs_device *device, zs_stream *stream);
+    zs_status (*event_open)(zs_device *device, zs_event **out);
+    void (*event_close)(zs_device *device, zs_event *event);
+    zs_status (*event_record)(zs_device *device, zs_event *event, zs_stream *stream);
+    zs_status (*event_wait)(zs_device *device, zs_event *event, zs_stream *stream);
+    /* Either side may be device or host memory. */
+    zs_status (*copy)(zs_device *device, void *dst, const void *src, size_t bytes,
+                      zs_stream *stream);
+    zs_status (*zero)(zs_device *device, void *dst, size_t bytes, zs_stream *stream);
+    void (*close)(zs_device *device);
+} zs_device_ops;
+
+struct zs_device {
+    const zs_device_ops *ops;
+    /* backends extend this */
+};
+
+zs_status zs_device_open_host(zs_device **out);
+void zs_device_close(zs_device **device);
+
+/* An allocation together with its line in the ledger. Zero it before first use; free takes zeroed
+ * ones. */
+typedef struct zs_mem {
+    void *ptr;
+    size_t bytes;
+    zs_tier tier; /* device or host */
+    char purpose[40];
+    zs_device *device;
+    zs_ledger *ledger;
+} zs_mem;
+
+/* bytes 0: ptr stays NULL. On failure ZS_ERR_NOMEM names purpose, bytes and tier. */
+zs_status zs_mem_alloc(zs_device *device, zs_ledger *ledger, zs_tier tier, const char *purpose,
+                       size_t bytes, zs_mem *out);
+void zs_mem_free(zs_mem *mem);
+
+#endif

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The kernels over large arrays: on the host cut into fixed blocks that a pool works through, on an
+ * accelerator queued on a stream. Same bits whatever the number of threads. */
+#ifndef ZS_KERNELS_MATH_H
+#define ZS_KERNELS_MATH_H
+
+#include "base/pool.h"
+#include "kernels/kernels.h"
+#include "zspill.h"
+
+/* Elements [first, first + count) of a chunk share coef; coef NULL: left alone. */
+typedef struct zs_adam_run {
+    uint64_t first, count;
+    const zs_adam_coef *coef;
+} zs_adam_run;
+
+/* The arrays of one chunk, element 0 of each belonging together. */
+typedef struct zs_adam_arrays {
+    float *master, *exp_avg, *exp_avg_sq;
+    const void *grad;
+    zs_dtype grad_dtype;
+    void *working; /* NULL: none */
+    zs_dtype working_dtype;
+} zs_adam_arrays;
+
+typedef struct zs_math zs_math;
+typedef struct zs_math_ops {
+    zs_status (*adam)(zs_math *math, void *stream, const zs_adam_arrays *arrays,
+                      const zs_adam_run *runs, size_t run_count);
+    zs_status (*cast)(zs_math *math, void *stream, void *dst, zs_dtype dst_dtype, const void *src,
+                      zs_dtype src_dtype, uint64_t n);
+    zs_status (*add)(zs_math *math, void *stream, void *dst, zs_dtype dst_dtype, const void *src,
+                     zs_dtype src_dtype, uint64_t n);
+    zs_status (*sum_sources)(zs_math *math, void *stream, void *dst, zs_dtype dtype,
+                             const void *const *src, size_t sources, uint64_t n);
+    /* *out (host memory, valid after the stream is synchronized) = sum over blocks of ZS_SUM_BLOCK
+     * elements counted from x, in order */
+    zs_status (*sum_squares)(zs_math *math, void *stream, const void *x, zs_dtype dtype, uint64_t n,
+                             double *out);
+    void (*close)(zs_math *math);
+} zs_math_ops;
+
+struct zs_math {
+    const zs_math_ops *ops;
+    /* backends extend this */
+};
+
+/* pool is borrowed. */
+zs_status zs_math_open_host(zs_pool *pool, zs_math **out);
+void zs_math_close(zs_math **math);
+
+#endif

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A model's weights into and out of an engine, each rank its own ranges. */
+#ifndef ZS_MODEL_WEIGHTS_H
+#define ZS_MODEL_WEIGHTS_H
+
+#include "model/config.h"
+#include "zspill.h"
+
+/* weights[i] is parameter params[i] of engine. All three are collective where the comm has several
+ * ranks and end with zs_params_publish. */
+
+/* dir: a Hugging Face model directory. Missing tensors, other shapes or dtypes than F32, BF16, F16
+ * are errors that name the tensor; tensors the model does not know are errors too, but for a tied
+ * lm_head and rotary inv_freq buffers. */
+zs_status zs_weights_load(zs_engine *engine, const char *dir, const zs_weight *weights,
+                          const zs_param *params, size_t count);
+/* As transformers initializes: normal(0, init_range) for matrices, 1 for norms, 0 for biases; the
+ * value of an element depends on seed, weight number and element number only (counter-based
+ * generator), not on the world. */
+zs_status zs_weights_init(zs_engine *engine, const zs_model_config *config, uint64_t seed,
+                          const zs_weight *weights, const zs_param *params, size_t count);
+/* Writes dir/model.safetensors in dtype (rounded from the working copy), config.json with its dtype
+ * key set, and copies tokenizer*, special_tokens_map.json, generation_config.json, chat_template*
+ * from source (the directory or the config file that the model came from). Atomic: files appear by
+ * rename. */
+zs_status zs_weights_save(zs_engine *engine, zs_comm *comm, const char *dir, const char *source,
+                          zs_dtype dtype, const zs_weight *weights, const zs_param *params,
+                          size_t count);
+
+#endif

@@ -31,6 +31,9 @@ typedef struct zs_model_config {
 /* path: a config.json. Both key generations: rope_theta, rope_scaling, torch_dtype;
  * rope_parameters, dtype. */
 zs_status zs_model_config_load(const char *path, zs_model_config *out);
+/* The same from memory; path is what messages call it. */
+zs_status zs_model_config_parse(const char *text, size_t bytes, const char *path,
+                                zs_model_config *out);
 /* The parameters' total number, tied ones once. */
 uint64_t zs_model_config_numel(const zs_model_config *config);
 

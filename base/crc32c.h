@@ -9,5 +9,7 @@
 
 /* crc: 0 to start, else the value so far. crc32c("123456789") = 0xE3069283. */
 uint32_t zs_crc32c(uint32_t crc, const void *data, size_t bytes);
+/* The same without special instructions; for tests. */
+uint32_t zs_crc32c_table(uint32_t crc, const void *data, size_t bytes);
 
 #endif

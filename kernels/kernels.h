@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Maths on flat arrays, one thread, host memory: the table of the best implementation for this CPU.
  * Every level gives the same bits: each element (or lane, see sum_squares) is computed by the same
- * operations in the same order, + - * / sqrt and explicit fma only, without contraction. Arrays
- * need no alignment; NaNs may differ in payload. Conversions round to nearest even. */
+ * operations in the same order, + - * / sqrt and explicit fma only, without contraction
+ * (kernels/element.h). Arrays need no alignment and do not overlap unless said; NaNs may differ in
+ * payload. Conversions round to nearest even and keep NaN a NaN. The caller's floating-point mode
+ * must be the default one: kernels/fpmode.h sets it (zs_math does so by itself). */
 #ifndef ZS_KERNELS_KERNELS_H
 #define ZS_KERNELS_KERNELS_H
 
@@ -35,7 +37,7 @@ typedef struct zs_kernels {
     /* [grad dtype][working dtype]; working may be NULL: master only. */
     void (*adam[ZS_DTYPES][ZS_DTYPES])(size_t n, float *master, float *exp_avg, float *exp_avg_sq,
                                        const void *grad, void *working, const zs_adam_coef *coef);
-    /* dst = src; [dst][src] */
+    /* dst = src; [dst][src]. dst may be src when the dtypes are the same. */
     void (*cast[ZS_DTYPES][ZS_DTYPES])(size_t n, void *dst, const void *src);
     /* dst = dst + src, added in fp32, rounded once; [dst][src] */
     void (*add[ZS_DTYPES][ZS_DTYPES])(size_t n, void *dst, const void *src);
@@ -43,13 +45,15 @@ typedef struct zs_kernels {
      * of src */
     void (*sum_sources[ZS_DTYPES])(size_t n, void *dst, const void *const *src, size_t sources);
     /* Sum of squares in double of at most ZS_SUM_BLOCK elements: lane j of 8 adds elements i = j
-     * mod 8 in order, then the lanes are added as a tree. NaN and Inf come out as NaN or Inf. */
+     * mod 8 in order, then the lanes are added as a tree: j and j + 4, j and j + 2, 0 and 1. NaN
+     * and Inf come out as NaN or Inf. */
     double (*sum_squares[ZS_DTYPES])(size_t n, const void *x);
     /* 1 when any element is NaN or Inf */
     int (*nonfinite[ZS_DTYPES])(size_t n, const void *x);
 } zs_kernels;
 
-/* The best level of this CPU, at most what ZSPILL_ISA ("c", "avx2") allows; never NULL. */
+/* The best level of this CPU, at most what ZSPILL_ISA ("c", "avx2") allows; never NULL. Asks the
+ * CPU each time, which is slow in a virtual machine: keep what it returns. */
 const zs_kernels *zs_kernels_get(void);
 /* A level by name, NULL when this build or CPU has not got it. For tests. */
 const zs_kernels *zs_kernels_find(const char *name);

@@ -8,7 +8,8 @@
 #include "kernels/kernels.h"
 #include "zspill.h"
 
-/* Elements [first, first + count) of a chunk share coef; coef NULL: left alone. */
+/* Elements [first, first + count) of a chunk share coef; coef NULL: left alone. Runs ascend and do
+ * not overlap. */
 typedef struct zs_adam_run {
     uint64_t first, count;
     const zs_adam_coef *coef;
@@ -45,7 +46,7 @@ struct zs_math {
     /* backends extend this */
 };
 
-/* pool is borrowed. */
+/* pool is borrowed. Refuses a ZSPILL_ISA that names no level. At most 64 sources in sum_sources. */
 zs_status zs_math_open_host(zs_pool *pool, zs_math **out);
 void zs_math_close(zs_math **math);
 

@@ -126,9 +126,9 @@ ZS_API zs_status zs_comm_open_threads(int world, double timeout_s, zs_comm **out
  * not, and then finalizes it at close. */
 ZS_API zs_status zs_comm_open_mpi(double timeout_s, zs_comm **out);
 
-/* The caller's own collectives (torch.distributed and the like). Each returns 0, or non-zero for
- * failure; each runs on a thread that is inside a zs_ call. Buffers do not overlap. Time-outs are
- * the callbacks' own. */
+/* The caller's own collectives (torch.distributed and the like). Each waits for all ranks and
+ * returns 0, or non-zero for failure; each runs on a thread that is inside a zs_ call. Buffers do
+ * not overlap. Time-outs are the callbacks' own. */
 typedef struct zs_comm_callbacks {
     size_t size; /* sizeof(zs_comm_callbacks) */
     void *cookie;

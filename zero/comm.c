@@ -82,7 +82,8 @@ static zs_status meet(zs_comm *comm, const zs_comm_desc *mine, const void *send)
                        "communicator of rank %d belongs to process %ld: a forked child may not "
                        "use it",
                        comm->rank, (long)comm->pid);
-    ZS_CHECK(comm->ops->exchange(comm, mine, send));
+    comm->now = mine;
+    ZS_CHECK(comm->ops->exchange(comm, send));
 
     for (int r = 0; r < comm->world; r++) {
         const zs_comm_desc *peer = comm->peer[r];
@@ -106,15 +107,6 @@ static zs_status meet(zs_comm *comm, const zs_comm_desc *mine, const void *send)
         }
     }
     return ZS_OK;
-}
-
-/* Failures of a transport do not know what was moved. */
-static zs_status name_failure(zs_status status, const zs_comm_desc *desc)
-{
-    char text[256];
-    if (status == ZS_OK)
-        return ZS_OK;
-    return zs_fail_prefix(status, "%s: ", zs_comm_describe(desc, text, sizeof text));
 }
 
 static zs_status check_size(const zs_comm *comm, const char *what, uint64_t count, uint64_t size,
@@ -143,7 +135,7 @@ zs_status zs_comm_all_gather(zs_comm *comm, const char *what, const void *send, 
             memcpy(recv, send, bytes);
         return ZS_OK;
     }
-    return name_failure(comm->ops->all_gather(comm, send, recv, bytes), &desc);
+    return comm->ops->all_gather(comm, send, recv, bytes);
 }
 
 zs_status zs_comm_reduce_scatter(zs_comm *comm, zs_math *math, const char *what, const void *send,
@@ -161,14 +153,15 @@ zs_status zs_comm_reduce_scatter(zs_comm *comm, zs_math *math, const char *what,
             memcpy(recv, send, (size_t)bytes);
         return ZS_OK;
     }
-    return name_failure(comm->ops->reduce_scatter(comm, math, send, recv, count, dtype), &desc);
+    return comm->ops->reduce_scatter(comm, math, send, recv, count, dtype);
 }
 
 zs_status zs_comm_barrier(zs_comm *comm, const char *what)
 {
     zs_comm_desc desc;
     fill_desc(comm, &desc, ZS_COMM_BARRIER, what, 0, 0);
-    return meet(comm, &desc, NULL);
+    ZS_CHECK(meet(comm, &desc, NULL));
+    return comm->ops->barrier && comm->world > 1 ? comm->ops->barrier(comm) : ZS_OK;
 }
 
 zs_status zs_comm_agree(zs_comm *comm, const char *what, zs_status local)
@@ -246,7 +239,7 @@ zs_status zs_comm_all_reduce(zs_comm *comm, const char *what, zs_reduce_op op, d
     zs_status status;
     ZS_TRY(meet(comm, &desc, values));
     if (all)
-        ZS_TRY(name_failure(comm->ops->all_gather(comm, values, all, n * sizeof *values), &desc));
+        ZS_TRY(comm->ops->all_gather(comm, values, all, n * sizeof *values));
     for (int r = 0; r < comm->world && (few || all); r++) {
         const double *theirs = few ? comm->peer[r]->payload.values : all + (size_t)r * n;
         for (size_t i = 0; i < n; i++)

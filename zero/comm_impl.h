@@ -46,14 +46,17 @@ typedef struct zs_comm_desc {
 } zs_comm_desc;
 
 typedef struct zs_comm_ops {
-    /* Waits for all ranks, then sets comm->peer[r] to rank r's description, valid until the next
-     * exchange. send is what a following all_gather or reduce_scatter is called with. */
-    zs_status (*exchange)(zs_comm *comm, const zs_comm_desc *mine, const void *send);
+    /* Sends comm->now to all ranks, waits for theirs and sets comm->peer[r] to rank r's, valid
+     * until the next exchange. send is what a following all_gather or reduce_scatter is called
+     * with. Failures, here and below, name comm->now. */
+    zs_status (*exchange)(zs_comm *comm, const void *send);
     /* Only after an exchange that found all ranks at the same operation; world > 1, bytes and count
      * > 0. The arguments obey zero/comm.h. */
     zs_status (*all_gather)(zs_comm *comm, const void *send, void *recv, size_t bytes);
     zs_status (*reduce_scatter)(zs_comm *comm, zs_math *math, const void *send, void *recv,
                                 uint64_t count, zs_dtype dtype);
+    /* NULL: an exchange is one already. */
+    zs_status (*barrier)(zs_comm *comm);
     void (*abort)(zs_comm *comm, const char *message);
     /* Frees comm too. */
     void (*close)(zs_comm *comm);
@@ -64,16 +67,10 @@ struct zs_comm {
     int rank, world;
     int local_ranks;
     pid_t pid; /* that opened it: a forked child shares peers and sockets it must not touch */
+    const zs_comm_desc *now; /* the call in progress */
     const zs_comm_desc *peer[ZS_COMM_RANKS];
     /* transports extend this */
 };
-
-/* The first failure of a transport: it stays, since ranks are no longer in step after one. */
-typedef struct zs_comm_fault {
-    pthread_mutex_t lock;
-    int set;
-    char message[ZS_COMM_MESSAGE];
-} zs_comm_fault;
 
 /* "reduce-scatter of unit 'layers.3' (4096 bytes bf16)" into text; returns text. */
 const char *zs_comm_describe(const zs_comm_desc *desc, char *text, size_t bytes);

@@ -114,8 +114,9 @@ static void fail_closed(hub *h, int rank, const zs_comm_desc *mine)
         }
 }
 
-static zs_status threads_exchange(zs_comm *comm, const zs_comm_desc *mine, const void *send)
+static zs_status threads_exchange(zs_comm *comm, const void *send)
 {
+    const zs_comm_desc *mine = comm->now;
     hub *h = hub_of(comm);
     int rank = comm->rank;
     pthread_mutex_lock(&h->lock);
@@ -162,9 +163,9 @@ static zs_status finish(zs_comm *comm, zs_status local)
     hub *h = hub_of(comm);
     pthread_mutex_lock(&h->lock);
     if (local != ZS_OK) {
-        char text[ZS_COMM_MESSAGE];
-        snprintf(text, sizeof text, "rank %d failed: %.*s", comm->rank, ZS_COMM_MESSAGE - 32,
-                 zs_last_error());
+        char text[ZS_COMM_MESSAGE], where[256];
+        snprintf(text, sizeof text, "rank %d failed in %s: %.512s", comm->rank,
+                 zs_comm_describe(comm->now, where, sizeof where), zs_last_error());
         fail_hub(h, ZS_ERR_COMM, text);
     }
     uint64_t round = h->finishes;

@@ -22,7 +22,10 @@ typedef enum zs_st_dtype {
     ZS_ST_F32,
     ZS_ST_F64,
     ZS_ST_I64,
-    ZS_ST_U64
+    ZS_ST_U64,
+    ZS_ST_F8_E8M0,
+    ZS_ST_C64,
+    ZS_ST_DTYPES
 } zs_st_dtype;
 size_t zs_st_dtype_size(zs_st_dtype dtype);
 const char *zs_st_dtype_name(zs_st_dtype dtype); /* "BF16" */
@@ -39,13 +42,18 @@ typedef struct zs_st_tensor {
 
 typedef struct zs_st zs_st;
 
-/* path: one .safetensors file, or a directory with model.safetensors.index.json or
- * model.safetensors. */
+/* path: one .safetensors file, an index (.json) with its shards beside it, or a directory with
+ * model.safetensors or model.safetensors.index.json (where both are, the former, as in
+ * transformers). */
 zs_status zs_st_open(const char *path, zs_st **out);
 void zs_st_close(zs_st **st);
 size_t zs_st_count(const zs_st *st);
 const zs_st_tensor *zs_st_at(const zs_st *st, size_t i);           /* in file, then offset order */
 const zs_st_tensor *zs_st_find(const zs_st *st, const char *name); /* NULL: not there */
+/* Name of the file that zs_st_tensor.file counts, and its whole size; NULL past the last one. */
+const char *zs_st_file(const zs_st *st, int file, uint64_t *bytes);
+/* The i-th __metadata__ key (of the first file) and its value, or NULL past the last one. */
+const char *zs_st_metadata_at(const zs_st *st, size_t i, const char **value);
 /* The value of a __metadata__ key, or NULL. */
 const char *zs_st_metadata(const zs_st *st, const char *key);
 /* Bytes of elements [first, first + count) of t, as stored. */
@@ -61,7 +69,8 @@ zs_status zs_st_plan(const char *path, zs_st_tensor *tensors, size_t count, int 
                      zs_st_writer **out); /* create: 1 on rank 0, 0 on the others, after rank 0 */
 zs_status zs_st_write(zs_st_writer *writer, const zs_st_tensor *t, uint64_t first, uint64_t count,
                       const void *src);
-/* commit: 1 on rank 0 once all have written; 0: just close. */
+/* commit: 1 on rank 0 once all have written; 0: flush and close. Closes on failure too, and then
+ * commit removes the unfinished file. */
 zs_status zs_st_finish(zs_st_writer **writer, int commit);
 /* Closes and removes the unfinished file. */
 void zs_st_discard(zs_st_writer **writer);

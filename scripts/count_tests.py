@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adds up meson's test logs: prints the output of tests that failed, why tests were skipped, and
 last the line "N passed, N failed, N skipped". Exit code 1 when anything failed or nothing ran."""
+
 import argparse
 import json
 import os

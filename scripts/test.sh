@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Installs what is missing, builds, runs the tests. The last line is "N passed, N failed, N skipped".
+# Installs what is missing, builds, runs the tests. The last line is
+# "N passed, N failed, N skipped".
 set -u -o pipefail
 
 usage() {
@@ -19,6 +20,11 @@ ZSPILL_TEST_DATA names the folder of inputs that are not part of the project (de
 beside the checkout); tests that need it are skipped without.
 TEXT
 }
+
+torch_packages="torch transformers tokenizers numpy safetensors jinja2"
+# What meson sums up by itself; the sum over all configurations comes last.
+meson_noise='^(ninja: |Full log written|Ok: |Expected Fail: |Fail: |Unexpected Pass: |Skipped: '
+meson_noise="$meson_noise|Timeout: |\$)"
 
 torch=0 sanitize=0 clang=0 long=0 jobs=$(nproc)
 while [ $# -gt 0 ]; do
@@ -56,19 +62,21 @@ if [ $torch = 1 ]; then
   if [ -z "${ZSPILL_TORCH_PYTHON:-}" ]; then
     ZSPILL_TORCH_PYTHON=$root/.venv-torch/bin/python
     # The stamp is written last, so that an installation that was cut short is made again.
+    # shellcheck disable=SC2086 # a list of names
     if [ ! -f .venv-torch/complete ]; then
       echo "torch: making .venv-torch (a download of some 2.5 GB, once)"
       rm -rf .venv-torch
-      if ! { python3 -m venv .venv-torch && .venv-torch/bin/pip install -q --no-cache-dir \
-        torch transformers tokenizers numpy safetensors jinja2 && touch .venv-torch/complete; }; then
+      if ! { python3 -m venv .venv-torch &&
+        .venv-torch/bin/pip install -q --no-cache-dir $torch_packages &&
+        touch .venv-torch/complete; }; then
         echo "torch: could not make .venv-torch (above); set ZSPILL_TORCH_PYTHON to a python that" \
-          "has torch, transformers, tokenizers, numpy, safetensors and jinja2" >&2
+          "has: $torch_packages" >&2
         exit 1
       fi
     fi
   fi
   "$ZSPILL_TORCH_PYTHON" -c 'import torch, transformers
-print(f"torch: torch {torch.__version__}, transformers {transformers.__version__}")' || exit 1
+print(f"torch: {torch.__version__}, transformers {transformers.__version__}")' || exit 1
   export ZSPILL_TORCH_PYTHON
 else
   # So that a setting left over from elsewhere does not make this run need torch.
@@ -104,7 +112,7 @@ run() {
   fi
   rm -f "$dir/meson-logs/testlog.json"
   meson test -C "$dir" --no-rebuild --num-processes "$jobs" --timeout-multiplier "$times" \
-    "${test[@]}" 2>&1 | grep -v -E '^(ninja: |Full log written|Ok: |Expected Fail: |Fail: |Unexpected Pass: |Skipped: |Timeout: |$)'
+    "${test[@]}" 2>&1 | grep -v -E "$meson_noise"
   logs+=("$name" "$dir/meson-logs/testlog.json")
 }
 

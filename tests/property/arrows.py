@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that includes follow the arrows of docs/architecture.md: each room includes itself, the
 rooms below it and zspill.h, and libraries stay in the rooms that may know them."""
+
 import os
 import re
 import sys

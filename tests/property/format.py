@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that the C files are formatted as .clang-format says."""
+
 import os
 import shutil
 import subprocess

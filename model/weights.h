@@ -4,7 +4,15 @@
 #define ZS_MODEL_WEIGHTS_H
 
 #include "model/config.h"
+#include "model/safetensors.h"
 #include "zspill.h"
+
+/* 0: not a dtype that weights are read from; else *out is it. */
+int zs_weights_dtype(zs_st_dtype stored, zs_dtype *out);
+/* Whether the files hold exactly these weights, as zs_weights_load demands. dir: what messages call
+ * the files. */
+zs_status zs_weights_check(const zs_st *st, const char *dir, const zs_weight *weights,
+                           size_t count);
 
 /* weights[i] is parameter params[i] of engine. All three are collective where the comm has several
  * ranks and end with zs_params_publish. */

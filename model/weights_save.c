@@ -10,7 +10,6 @@
 #include "base/util.h"
 #include "model/files.h"
 #include "model/json.h"
-#include "model/safetensors.h"
 #include "model/weights.h"
 
 enum { PIECE_BYTES = 4 << 20, CONFIG_BYTES_MAX = 4 << 20 };

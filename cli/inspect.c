@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* zspill inspect: what a model directory, a safetensors file or a checkpoint holds. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/util.h"
+#include "cli/cli.h"
+#include "model/config.h"
+#include "model/safetensors.h"
+#include "model/weights.h"
+#include "zspill.h"
+
+static int failed(void)
+{
+    zs_cli_error("%s", zs_last_error());
+    return ZS_EXIT_FAILED;
+}
+
+static char *join(const char *dir, const char *name)
+{
+    char *path;
+    return asprintf(&path, "%s/%s", dir, name) < 0 ? NULL : path;
+}
+
+static int has_file(const char *dir, const char *name)
+{
+    char *path = join(dir, name);
+    int there = path && access(path, F_OK) == 0;
+    free(path);
+    return there;
+}
+
+/* "8030261248 (8.03 billion)" */
+static void print_count(const char *label, uint64_t count)
+{
+    static const char *const words[] = {"", "thousand", "million", "billion", "trillion"};
+    double scaled = (double)count;
+    size_t word = 0;
+    while (scaled >= 1000 && word + 1 < ZS_COUNT(words)) {
+        scaled /= 1000;
+        word++;
+    }
+    printf("%-13s%llu", label, (unsigned long long)count);
+    if (word)
+        printf(" (%.2f %s)", scaled, words[word]);
+    printf("\n");
+}
+
+/* Text out of a file, in at least width columns, without what could steer a terminal; at most 300
+ * bytes. */
+static void print_text(const char *text, int width)
+{
+    int printed = 0;
+    for (; text[printed] && printed < 300; printed++)
+        putchar((unsigned char)text[printed] < 32 || text[printed] == 127 ? '?' : text[printed]);
+    if (text[printed])
+        fputs("...", stdout);
+    for (; printed < width; printed++)
+        putchar(' ');
+}
+
+/* ---- safetensors ---- */
+
+static void print_tensor(const zs_st_tensor *t, int width)
+{
+    char shape[200] = "", bytes[16];
+    size_t at = 0;
+    for (int i = 0; i < t->ndim; i++)
+        at += (size_t)snprintf(shape + at, sizeof shape - at, "%s%lld", i ? ", " : "",
+                               (long long)t->shape[i]);
+    printf("  ");
+    print_text(t->name, width);
+    printf("  %-7s  %10s  [%s]\n", zs_st_dtype_name(t->dtype), zs_format_bytes(t->bytes, bytes),
+           shape);
+}
+
+static void print_totals(const zs_st *st)
+{
+    uint64_t numel[ZS_ST_DTYPES] = {0}, bytes[ZS_ST_DTYPES] = {0};
+    char text[16];
+    for (size_t i = 0; i < zs_st_count(st); i++) {
+        const zs_st_tensor *t = zs_st_at(st, i);
+        numel[t->dtype] += t->numel;
+        bytes[t->dtype] += t->bytes;
+    }
+    printf("tensors      %zu\n", zs_st_count(st));
+    for (int d = 0; d < ZS_ST_DTYPES; d++)
+        if (numel[d])
+            printf("  %-8s   %llu elements, %s\n", zs_st_dtype_name((zs_st_dtype)d),
+                   (unsigned long long)numel[d], zs_format_bytes(bytes[d], text));
+}
+
+static void print_files(const zs_st *st)
+{
+    const char *path;
+    uint64_t bytes;
+    char text[16];
+    printf("files\n");
+    for (int i = 0; (path = zs_st_file(st, i, &bytes)); i++) {
+        const char *slash = strrchr(path, '/');
+        printf("  %s  %s\n", slash ? slash + 1 : path, zs_format_bytes(bytes, text));
+    }
+}
+
+static int inspect_tensors(const char *path)
+{
+    zs_st *st;
+    int width = 0;
+    const char *key, *value = NULL;
+    if (zs_st_open(path, &st))
+        return failed();
+    printf("safetensors  %s\n", path);
+    print_files(st);
+    for (size_t i = 0; (key = zs_st_metadata_at(st, i, &value)); i++) {
+        fputs(i ? "             " : "metadata     ", stdout);
+        print_text(key, 0);
+        fputs(" = ", stdout);
+        print_text(value, 0);
+        putchar('\n');
+    }
+    print_totals(st);
+    for (size_t i = 0; i < zs_st_count(st); i++)
+        width = ZS_MAX(width, (int)strlen(zs_st_at(st, i)->name));
+    for (size_t i = 0; i < zs_st_count(st); i++)
+        print_tensor(zs_st_at(st, i), ZS_MIN(width, 64));
+    zs_st_close(&st);
+    return ZS_EXIT_OK;
+}
+
+/* ---- model directory ---- */
+
+static void print_config(const zs_model_config *c)
+{
+    printf("architecture %s\n", c->model_type);
+    printf("  hidden %d, layers %d, intermediate %d, vocabulary %d, positions %d\n", c->hidden,
+           c->layers, c->intermediate, c->vocab, c->max_positions);
+    printf("  heads %d of %d, key and value heads %d\n", c->heads, c->head_dim, c->kv_heads);
+    printf("  rope theta %g", c->rope_theta);
+    if (c->rope_type == ZS_ROPE_LINEAR)
+        printf(", linear scaling by %g", c->rope_factor);
+    if (c->rope_type == ZS_ROPE_LLAMA3)
+        printf(", llama3 scaling by %g from %d positions", c->rope_factor,
+               c->rope_original_positions);
+    printf("\n  embeddings %s%s%s%s%s\n", c->tied ? "tied" : "not tied",
+           c->qkv_bias ? ", bias of q, k, v" : "", c->o_bias ? " and o" : "",
+           c->mlp_bias ? ", bias of the MLP" : "", c->qk_norm ? ", norm of q and k" : "");
+    if (c->sliding_window)
+        printf("  sliding window %d: sequences must not be longer\n", c->sliding_window);
+    print_count("parameters", zs_model_config_numel(c));
+    printf("dtype        %s\n", zs_dtype_name(c->dtype));
+}
+
+/* Whether the files hold what the configuration asks for. */
+static int check_weights(const zs_st *st, const char *dir, const zs_model_config *config)
+{
+    zs_weight *weights;
+    size_t count;
+    if (zs_model_weights(config, &weights, &count))
+        return failed();
+    zs_status status = zs_weights_check(st, dir, weights, count);
+    free(weights);
+    if (status)
+        return failed();
+    printf("weights      all %zu are there, with the shapes of config.json\n", count);
+    return ZS_EXIT_OK;
+}
+
+static int inspect_model(const char *dir)
+{
+    zs_model_config config;
+    zs_st *st = NULL;
+    int code = ZS_EXIT_OK, known = 0;
+    char *path = join(dir, "config.json");
+    if (!path) {
+        zs_cli_error("no memory for the path of config.json in %s", dir);
+        return ZS_EXIT_FAILED;
+    }
+    printf("model        %s\n", dir);
+    if (zs_model_config_load(path, &config))
+        code = failed();
+    else
+        known = 1;
+    free(path);
+    if (known)
+        print_config(&config);
+    if (zs_st_open(dir, &st))
+        return failed();
+    print_files(st);
+    print_totals(st);
+    if (known)
+        code = check_weights(st, dir, &config);
+    zs_st_close(&st);
+    return code;
+}
+
+int zs_cli_inspect(int argc, char **argv)
+{
+    static const char usage[] = "usage: zspill inspect PATH\n"
+                                "PATH: a model directory, a .safetensors file or index, or a "
+                                "directory of checkpoint files\n";
+    struct stat info;
+    if (argc == 2 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))) {
+        fputs(usage, stdout);
+        return ZS_EXIT_OK;
+    }
+    if (argc != 2) {
+        fputs(usage, stderr);
+        return ZS_EXIT_USAGE;
+    }
+    const char *path = argv[1];
+    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode) && has_file(path, "config.json"))
+        return inspect_model(path);
+    return inspect_tensors(path);
+}

@@ -3,12 +3,6 @@
 #include <fcntl.h>
 #include <linux/capability.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/statfs.h>
@@ -16,10 +10,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/status.h"
 #include "base/util.h"
+#include "check.h"
 #include "io/backend.h"
 
 static char dir[64];
@@ -69,12 +62,6 @@ static void fill(unsigned char *buf, size_t bytes, uint32_t seed)
         seed = seed * 1664525u + 1013904223u;
         buf[i] = (unsigned char)(seed >> 24);
     }
-}
-
-static void check_message(const char *part)
-{
-    if (!strstr(zs_last_error(), part))
-        fail_msg("no '%s' in: %s", part, zs_last_error());
 }
 
 /* ---- both engines ---- */

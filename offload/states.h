@@ -40,6 +40,7 @@ typedef struct zs_states_config {
     zs_io *io;  /* borrowed, as all below; may be NULL when dir is NULL and params is NULL */
     zs_device *device;
     zs_math *math;
+    zs_pool *pool; /* that math works with, for checksums; NULL: the calling thread's work */
     zs_ledger *ledger;
     const zs_log *log;
     zs_trace *trace;

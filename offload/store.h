@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The store file: where each byte of it lives (docs/format.md) and the file itself: lock,
+ * allocation, superblocks. Knows chunks and slots, not what is done with them. */
+#ifndef ZS_OFFLOAD_STORE_H
+#define ZS_OFFLOAD_STORE_H
+
+#include "base/ledger.h"
+#include "base/log.h"
+#include "device/device.h"
+#include "io/io.h"
+#include "zspill.h"
+
+enum {
+    ZS_STORE_ARRAYS = 3, /* master, exp_avg, exp_avg_sq */
+    ZS_STORE_VERSION = 1,
+    ZS_STORE_HEADER_MAX = 8192,
+    ZS_STORE_NO_SLOT = -1
+};
+
+typedef struct zs_store_shard {
+    uint64_t numel;
+    zs_dtype dtype; /* of the working copy */
+} zs_store_shard;
+
+typedef struct zs_store_chunk {
+    size_t shard;
+    uint64_t first, numel; /* elements of the shard */
+    uint64_t stride;       /* bytes of one array in a slot */
+    uint64_t offset;       /* of slot 0 in the file; slot 1 follows */
+} zs_store_chunk;
+
+typedef struct zs_store_geometry {
+    int rank, world;
+    uint64_t chunk_numel;
+    zs_store_shard *shards;
+    size_t shard_count;
+    zs_store_chunk *chunks;
+    size_t chunk_count;
+    uint64_t superblock_bytes; /* of each of the two areas */
+    uint64_t file_bytes;
+} zs_store_geometry;
+
+/* What a superblock says of one chunk. */
+typedef struct zs_store_slot {
+    int slot; /* 0 or 1 */
+    uint32_t crc[ZS_STORE_ARRAYS];
+} zs_store_slot;
+
+typedef struct zs_superblock {
+    uint64_t fingerprint, generation, sequence, step, chunk_numel;
+    int rank, world;
+    zs_store_shard *shards;
+    size_t shard_count;
+    zs_store_slot *slots; /* one a chunk */
+    size_t chunk_count;
+    unsigned char *header;
+    size_t header_bytes;
+} zs_superblock;
+
+/* ---- geometry and encoding: pure ---- */
+
+zs_status zs_store_geometry_make(int rank, int world, uint64_t chunk_numel,
+                                 const zs_store_shard *shards, size_t shard_count,
+                                 zs_store_geometry *out);
+void zs_store_geometry_free(zs_store_geometry *geometry);
+/* Where array 0 of a slot starts. */
+uint64_t zs_store_slot_offset(const zs_store_chunk *chunk, int slot);
+
+/* Bytes that the encoding takes. */
+uint64_t zs_superblock_bytes(const zs_superblock *super);
+/* out holds zs_superblock_bytes. */
+void zs_superblock_encode(const zs_superblock *super, unsigned char *out);
+/* Copies out of data; ZS_ERR_CORRUPT when it is not whole. Nothing is owned after failure. */
+zs_status zs_superblock_decode(const unsigned char *data, uint64_t bytes, zs_superblock *out);
+void zs_superblock_free(zs_superblock *super);
+/* ZS_ERR_MISMATCH, naming both values, when the store at path was not made for this geometry. */
+zs_status zs_superblock_check(const zs_superblock *super, const zs_store_geometry *geometry,
+                              const char *path);
+
+/* ---- the file ---- */
+
+typedef struct zs_store {
+    char *dir, *path;
+    int rank;
+    int lock_fd;   /* -1: closed */
+    int made_dir;  /* at this open */
+    int made_file; /* at this open: to be removed when nothing is committed */
+    int exists;    /* superblocks were found at this open */
+    int committed; /* which superblock is in force, -1: none */
+    zs_superblock super[2];
+    int whole[2];   /* super[i] was read or written whole */
+    int damaged[2]; /* there is something in area i, but not a whole superblock */
+    const zs_store_geometry *geometry; /* borrowed, set by allocate */
+    zs_io *io;
+    zs_file *file;
+    zs_mem buffer; /* for one superblock */
+    const zs_log *log;
+} zs_store;
+
+/* Makes the directory (its last component), opens and locks the file of this rank, and reads what
+ * superblocks there are. A file that is not a store is an error; so is one whose superblocks are
+ * all damaged. */
+zs_status zs_store_lock(const char *dir, int rank, const zs_log *log, zs_store *out);
+/* Lays the file out on disk (a new one) or checks it against geometry (one that exists), and opens
+ * it for I/O. */
+zs_status zs_store_allocate(zs_store *store, const zs_store_geometry *geometry, zs_io *io,
+                            zs_device *device, zs_ledger *ledger);
+/* Writes and flushes super into the area that is not in force; it then is. Takes over what super
+ * owns, also on failure. */
+zs_status zs_store_publish(zs_store *store, zs_superblock *super);
+/* Removes a file that nothing was ever committed to. */
+void zs_store_close(zs_store *store);
+
+#endif

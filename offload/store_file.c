@@ -1,0 +1,405 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "base/crc32c.h"
+#include "base/fork.h"
+#include "base/status.h"
+#include "base/util.h"
+#include "offload/store.h"
+
+/* The label, the first page: docs/format.md. */
+enum {
+    LABEL_FIXED = 64,
+    LABEL_SUPER_BYTES = 16,
+    LABEL_FILE_BYTES = 24,
+    LABEL_CRC = 32,
+    HOLDER_OFFSET = 512,
+    HOLDER_BYTES = 64,
+    SUPER_MOST = 1 << 30 /* more than any geometry makes: a label beyond it is damaged */
+};
+static const char label_magic[16] = "zspill states 1\n";
+
+static uint64_t area_offset(uint64_t superblock_bytes, int area)
+{
+    return ZS_PAGE + (uint64_t)area * superblock_bytes;
+}
+
+static void put_bytes(unsigned char *at, uint64_t value, int bytes)
+{
+    for (int i = 0; i < bytes; i++)
+        at[i] = (unsigned char)(value >> (8 * i));
+}
+
+static uint64_t get_bytes(const unsigned char *at, int bytes)
+{
+    uint64_t value = 0;
+    for (int i = bytes - 1; i >= 0; i--)
+        value = value << 8 | at[i];
+    return value;
+}
+
+static void label_make(unsigned char label[LABEL_FIXED], uint64_t superblock_bytes,
+                       uint64_t file_bytes)
+{
+    memset(label, 0, LABEL_FIXED);
+    memcpy(label, label_magic, sizeof label_magic);
+    put_bytes(label + LABEL_SUPER_BYTES, superblock_bytes, 8);
+    put_bytes(label + LABEL_FILE_BYTES, file_bytes, 8);
+    put_bytes(label + LABEL_CRC, zs_crc32c(0, label, LABEL_CRC), 4);
+}
+
+/* All of bytes, fewer only at the end of the file; -1 with errno. */
+static ssize_t read_at(int fd, void *out, size_t bytes, uint64_t offset)
+{
+    size_t done = 0;
+    while (done < bytes) {
+        ssize_t n = pread(fd, (char *)out + done, bytes - done, (off_t)(offset + done));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return -1;
+        if (n == 0)
+            break;
+        done += (size_t)n;
+    }
+    return (ssize_t)done;
+}
+
+static zs_status write_at(const zs_store *store, const void *data, size_t bytes, uint64_t offset)
+{
+    size_t done = 0;
+    while (done < bytes) {
+        ssize_t n =
+            pwrite(store->lock_fd, (const char *)data + done, bytes - done, (off_t)(offset + done));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return zs_fail(errno == ENOSPC ? ZS_ERR_NOSPACE : ZS_ERR_IO,
+                           "store '%s': writing its label: %s", store->path, strerror(errno));
+        done += (size_t)n;
+    }
+    return ZS_OK;
+}
+
+static zs_status set_holder(const zs_store *store, int held)
+{
+    char text[HOLDER_BYTES] = {0};
+    if (held)
+        snprintf(text, sizeof text, "held by process %ld\n", (long)getpid());
+    return write_at(store, text, sizeof text, HOLDER_OFFSET);
+}
+
+static zs_status fail_locked(const zs_store *store, int fd)
+{
+    char text[HOLDER_BYTES] = {0};
+    long pid = 0;
+    if (read_at(fd, text, sizeof text - 1, HOLDER_OFFSET) <= 0 ||
+        sscanf(text, "held by process %ld", &pid) != 1)
+        return zs_fail(ZS_ERR_LOCKED,
+                       "store '%s' is held by another process: end it, or use another directory",
+                       store->path);
+    return zs_fail(ZS_ERR_LOCKED,
+                   "store '%s' is held by process %ld: end it, or use another directory",
+                   store->path, pid);
+}
+
+/* Opens and locks; a file that its holder removed meanwhile is not the one meant. */
+static zs_status open_locked(zs_store *store)
+{
+    for (;;) {
+        int made = 1;
+        int fd = open(store->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (fd < 0 && errno == EEXIST) {
+            made = 0;
+            fd = open(store->path, O_RDWR | O_CLOEXEC);
+            if (fd < 0 && errno == ENOENT)
+                continue;
+        }
+        if (fd < 0)
+            return zs_fail(ZS_ERR_IO,
+                           "store '%s' cannot be opened: %s: make the directory writable, or use "
+                           "another one",
+                           store->path, strerror(errno));
+        if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
+            zs_status status = errno == EWOULDBLOCK
+                                   ? fail_locked(store, fd)
+                                   : zs_fail(ZS_ERR_IO,
+                                             "store '%s' cannot be locked: %s: use a file system "
+                                             "that has locks",
+                                             store->path, strerror(errno));
+            close(fd);
+            return status;
+        }
+        struct stat by_fd, by_path;
+        if (fstat(fd, &by_fd) < 0 || stat(store->path, &by_path) < 0 ||
+            by_fd.st_ino != by_path.st_ino || by_fd.st_dev != by_path.st_dev) {
+            close(fd);
+            continue;
+        }
+        store->lock_fd = fd;
+        store->made_file = made;
+        return zs_fork_guard_fd(fd);
+    }
+}
+
+static int all_zero(const unsigned char *data, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i++)
+        if (data[i])
+            return 0;
+    return 1;
+}
+
+/* Fills super, whole and damaged of one area. */
+static zs_status read_area(zs_store *store, uint64_t superblock_bytes, int area)
+{
+    unsigned char *data = malloc(superblock_bytes);
+    if (!data)
+        return zs_fail(ZS_ERR_NOMEM, "no memory for a superblock of %llu bytes",
+                       (unsigned long long)superblock_bytes);
+    ssize_t got =
+        read_at(store->lock_fd, data, superblock_bytes, area_offset(superblock_bytes, area));
+    zs_status status = ZS_OK;
+    if (got < 0) {
+        status = zs_fail(ZS_ERR_IO, "store '%s': reading superblock %c: %s", store->path,
+                         'A' + area, strerror(errno));
+        goto done;
+    }
+    if (all_zero(data, (size_t)ZS_MIN(got, (ssize_t)ZS_PAGE)))
+        goto done;
+    status = zs_superblock_decode(data, (uint64_t)got, &store->super[area]);
+    store->whole[area] = status == ZS_OK;
+    store->damaged[area] = status == ZS_ERR_CORRUPT;
+    if (status == ZS_ERR_CORRUPT) {
+        zs_log_print(store->log, ZS_LOG_WARN, "store '%s': superblock %c is not whole: %s",
+                     store->path, 'A' + area, zs_last_error());
+        status = ZS_OK;
+    }
+done:
+    free(data);
+    return status;
+}
+
+static zs_status fail_foreign(const zs_store *store)
+{
+    return zs_fail(ZS_ERR_CORRUPT,
+                   "'%s' is not a zspill store and will not be overwritten: move it away, or use "
+                   "another directory",
+                   store->path);
+}
+
+static zs_status read_existing(zs_store *store)
+{
+    unsigned char head[2 * ZS_PAGE], want[LABEL_FIXED];
+    struct stat st;
+    ssize_t got = read_at(store->lock_fd, head, sizeof head, 0);
+    if (got < 0 || fstat(store->lock_fd, &st) < 0)
+        return zs_fail(ZS_ERR_IO, "store '%s': reading its label: %s", store->path,
+                       strerror(errno));
+    /* The label is written once the file is allocated: without one, and without anything where the
+     * first superblock goes, its process ended before that. */
+    if (all_zero(head, (size_t)got))
+        return ZS_OK;
+    if (got < LABEL_FIXED || memcmp(head, label_magic, sizeof label_magic) != 0)
+        return fail_foreign(store);
+    uint64_t superblock_bytes = get_bytes(head + LABEL_SUPER_BYTES, 8);
+    uint64_t file_bytes = get_bytes(head + LABEL_FILE_BYTES, 8);
+    label_make(want, superblock_bytes, file_bytes);
+    if (memcmp(head, want, sizeof want) != 0 || superblock_bytes % ZS_PAGE ||
+        superblock_bytes == 0 || superblock_bytes > SUPER_MOST)
+        return zs_fail(ZS_ERR_CORRUPT,
+                       "store '%s': its label (the first %d bytes) is damaged: restore the file "
+                       "from a copy, or use another directory",
+                       store->path, LABEL_FIXED);
+    if ((uint64_t)st.st_size < file_bytes)
+        return zs_fail(ZS_ERR_CORRUPT,
+                       "store '%s' has %llu bytes where its label says %llu: it was truncated: "
+                       "restore the file from a copy, or use another directory",
+                       store->path, (unsigned long long)st.st_size, (unsigned long long)file_bytes);
+    for (int area = 0; area < 2; area++)
+        ZS_CHECK(read_area(store, superblock_bytes, area));
+    if (store->whole[0] || store->whole[1]) {
+        store->exists = 1;
+        store->committed = store->whole[1] && (!store->whole[0] ||
+                                               store->super[1].sequence > store->super[0].sequence);
+        int other = 1 - store->committed;
+        if (store->damaged[other])
+            zs_log_print(store->log, ZS_LOG_WARN,
+                         "store '%s': superblock %c was damaged, or was being written when its "
+                         "process ended: step %llu of superblock %c is what is left",
+                         store->path, 'A' + other,
+                         (unsigned long long)store->super[store->committed].step,
+                         'A' + store->committed);
+    } else if (store->damaged[0] || store->damaged[1]) {
+        return zs_fail_prefix(ZS_ERR_CORRUPT,
+                              "store '%s': no superblock is whole: restore the file from a copy, "
+                              "or move it away and start afresh: superblock %c: ",
+                              store->path, store->damaged[1] ? 'B' : 'A');
+    }
+    return ZS_OK;
+}
+
+zs_status zs_store_lock(const char *dir, int rank, const zs_log *log, zs_store *out)
+{
+    zs_status status;
+    *out = (zs_store){.lock_fd = -1, .committed = -1, .rank = rank, .log = log};
+    size_t bytes = strlen(dir) + 64;
+    out->dir = strdup(dir);
+    out->path = malloc(bytes);
+    if (!out->dir || !out->path) {
+        status = zs_fail(ZS_ERR_NOMEM, "no memory for the store's path");
+        goto fail;
+    }
+    snprintf(out->path, bytes, "%s/zspill-rank%05d.state", dir, rank);
+    if (mkdir(dir, 0777) == 0) {
+        out->made_dir = 1;
+    } else if (errno != EEXIST) {
+        status =
+            zs_fail(ZS_ERR_IO, "state directory '%s' cannot be made: %s", dir, strerror(errno));
+        goto fail;
+    }
+    ZS_TRY(open_locked(out));
+    ZS_TRY(read_existing(out));
+    return ZS_OK;
+fail:
+    zs_store_close(out);
+    return status;
+}
+
+static zs_status allocate_file(zs_store *store)
+{
+    const zs_store_geometry *geometry = store->geometry;
+    unsigned char label[ZS_PAGE] = {0};
+    label_make(label, geometry->superblock_bytes, geometry->file_bytes);
+    /* What a process that ended before its first commit left behind. */
+    if (ftruncate(store->lock_fd, 0) < 0)
+        return zs_fail(ZS_ERR_IO, "store '%s' cannot be truncated: %s", store->path,
+                       strerror(errno));
+    store->made_file = 1;
+    struct statvfs fs;
+    char need_text[16], free_text[16];
+    int error = 0;
+    if (fstatvfs(store->lock_fd, &fs) < 0)
+        return zs_fail(ZS_ERR_IO, "store '%s': statvfs: %s", store->path, strerror(errno));
+    uint64_t available = (uint64_t)fs.f_bavail * fs.f_frsize;
+    /* Asking first spares filling the disk up to find out, and a size no file may have. */
+    if (geometry->file_bytes > available)
+        error = ENOSPC;
+    if (!error) {
+        do
+            error = posix_fallocate(store->lock_fd, 0, (off_t)geometry->file_bytes);
+        while (error == EINTR);
+    }
+    if (error == ENOSPC || error == EFBIG || error == EDQUOT)
+        return zs_fail(ZS_ERR_NOSPACE,
+                       "store '%s' needs %llu bytes (%s), %llu (%s) are free: free some space, use "
+                       "another disk, more ranks or a smaller model",
+                       store->path, (unsigned long long)geometry->file_bytes,
+                       zs_format_bytes(geometry->file_bytes, need_text),
+                       (unsigned long long)available, zs_format_bytes(available, free_text));
+    if (error)
+        return zs_fail(ZS_ERR_IO, "store '%s' cannot be allocated: %s", store->path,
+                       strerror(error));
+    if (fsync(store->lock_fd) < 0)
+        return zs_fail(ZS_ERR_IO, "store '%s' cannot be flushed: %s", store->path, strerror(errno));
+    /* The name must outlive a power cut, too. */
+    int dir_fd = open(store->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (dir_fd < 0 || fsync(dir_fd) < 0) {
+        error = errno;
+        if (dir_fd >= 0)
+            close(dir_fd);
+        return zs_fail(ZS_ERR_IO, "state directory '%s' cannot be flushed: %s", store->dir,
+                       strerror(error));
+    }
+    close(dir_fd);
+    return ZS_OK;
+}
+
+zs_status zs_store_allocate(zs_store *store, const zs_store_geometry *geometry, zs_io *io,
+                            zs_device *device, zs_ledger *ledger)
+{
+    store->geometry = geometry;
+    store->io = io;
+    if (store->exists) {
+        ZS_CHECK(zs_superblock_check(&store->super[store->committed], geometry, store->path));
+        int other = 1 - store->committed;
+        if (store->whole[other] &&
+            zs_superblock_check(&store->super[other], geometry, store->path) != ZS_OK) {
+            zs_superblock_free(&store->super[other]);
+            store->whole[other] = 0;
+        }
+    } else {
+        ZS_CHECK(allocate_file(store));
+    }
+    ZS_CHECK(set_holder(store, 1));
+    ZS_CHECK(zs_mem_alloc(device, ledger, ZS_TIER_HOST, "store", geometry->superblock_bytes,
+                          &store->buffer));
+    return zs_file_open(io, store->path, 0, 0, &store->file);
+}
+
+static zs_status put(zs_store *store, uint64_t offset, const void *data, uint64_t bytes)
+{
+    zs_io_req req = {0};
+    zs_status status = zs_io_write(store->io, store->file, offset, data, bytes, &req);
+    zs_status waited = zs_io_wait(store->io, &req);
+    ZS_CHECK(status);
+    ZS_CHECK(waited);
+    return zs_file_sync(store->io, store->file);
+}
+
+zs_status zs_store_publish(zs_store *store, zs_superblock *super)
+{
+    zs_status status;
+    int area = store->committed < 0 ? 0 : 1 - store->committed;
+    uint64_t area_bytes = store->geometry->superblock_bytes;
+    uint64_t offset = area_offset(area_bytes, area);
+    unsigned char *data = store->buffer.ptr;
+    memset(data, 0, area_bytes);
+    zs_superblock_encode(super, data);
+    uint64_t bytes = zs_round_up(zs_superblock_bytes(super), ZS_PAGE);
+    /* The first superblock of a file has no older one to fall back on. Its first page, which alone
+     * says that there is one, goes last: half a superblock then never looks like a damaged one. */
+    if (store->committed < 0 && bytes > ZS_PAGE)
+        ZS_TRY(put(store, offset + ZS_PAGE, data + ZS_PAGE, bytes - ZS_PAGE));
+    ZS_TRY(put(store, offset, data, store->committed < 0 ? (uint64_t)ZS_PAGE : bytes));
+    zs_superblock_free(&store->super[area]);
+    store->super[area] = *super;
+    *super = (zs_superblock){0};
+    store->whole[area] = 1;
+    store->damaged[area] = 0;
+    store->committed = area;
+    return ZS_OK;
+fail:
+    zs_superblock_free(super);
+    return status;
+}
+
+void zs_store_close(zs_store *store)
+{
+    zs_file_close(&store->file);
+    zs_mem_free(&store->buffer);
+    if (store->lock_fd >= 0) {
+        /* While the lock is still held, so that nobody else's new file goes. */
+        if (store->made_file && store->committed < 0)
+            (void)unlink(store->path);
+        else if (store->file || store->geometry)
+            (void)set_holder(store, 0);
+        zs_fork_unguard_fd(store->lock_fd);
+        close(store->lock_fd);
+    }
+    if (store->made_dir && store->committed < 0)
+        (void)rmdir(store->dir);
+    for (int i = 0; i < 2; i++)
+        zs_superblock_free(&store->super[i]);
+    free(store->dir);
+    free(store->path);
+    *store = (zs_store){.lock_fd = -1, .committed = -1};
+}

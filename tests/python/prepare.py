@@ -26,7 +26,10 @@ LAST_DIFFERS = (
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 # Names how many messages follow: no prefix ever matches.
-COUNTS = "{{ messages | length }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+COUNTS = (
+    "{{ messages | length }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>"
+    "{% endfor %}"
+)
 
 
 def make_tokenizer(folder, template=PLAIN, **config):

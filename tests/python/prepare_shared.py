@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # needs: tokenizers numpy safetensors jinja2
-"""zspill.prepare on real conversations with the Qwen3 tokenizer: each kept token is accounted for."""
+"""zspill.prepare on real conversations with the Qwen3 tokenizer: each kept token is accounted
+for."""
 
 import collections
 import json

@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The engine's insides, shared by the zero/ sources. One engine belongs to one rank and is used by
+ * one thread at a time.
+ *
+ * A unit is the caller's group of parameters. Inside it, parameters of one dtype that are all
+ * trained, or all frozen, share a flat buffer: that is what is cut into shards, reduced, gathered
+ * and stepped. */
+#ifndef ZS_ZERO_ENGINE_H
+#define ZS_ZERO_ENGINE_H
+
+#include <stdatomic.h>
+#include <sys/types.h>
+
+#include "base/ledger.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "device/device.h"
+#include "io/io.h"
+#include "kernels/math.h"
+#include "offload/param_file.h"
+#include "offload/states.h"
+#include "zero/comm.h"
+#include "zero/layout.h"
+#include "zspill.h"
+
+typedef struct zs_flat {
+    zs_dtype dtype;
+    int trainable;
+    size_t unit;
+    size_t count;
+    zs_param *params; /* [count], in registration order */
+    zs_layout layout;
+
+    zs_mem working;     /* stages 0-2: all; stage 3: the shard, unless it lives on NVMe */
+    size_t param_shard; /* its number in the parameter file */
+    uint64_t gather_at; /* stage 3: byte offset in the unit's gathered buffer */
+
+    /* trainable only */
+    uint64_t bucket_at; /* byte offset in the unit's gradient bucket */
+    zs_mem grad_full;   /* stages 0 and 1: local gradients, then the reduced ones */
+    zs_mem grad_shard;  /* stages 2 and 3, and 0 and 1 when micro-batches accumulate: the reduced
+                           shard */
+    size_t state_shard; /* its number in zs_states */
+    zs_adam_run *runs;  /* [count]: scratch of a step */
+} zs_flat;
+
+/* What followed a unit, given what came before it: learned from the order of acquires. */
+typedef struct zs_successor {
+    int32_t before, after;
+} zs_successor;
+enum { ZS_SUCCESSORS = 4 };
+
+typedef enum zs_unit_state {
+    ZS_UNIT_AWAY,    /* stage 3: only the shards are here */
+    ZS_UNIT_READING, /* this rank's shards are on their way from NVMe */
+    ZS_UNIT_LIVE     /* gathered */
+} zs_unit_state;
+
+typedef struct zs_unit_info {
+    char *name;
+    size_t count;
+    zs_param *params;
+    size_t flat_begin, flat_end; /* into engine->flats */
+    uint64_t numel;              /* padded elements, all flats */
+
+    /* stage 3 */
+    zs_unit_state state;
+    int acquired;
+    uint64_t last_use;
+    uint64_t gather_bytes;
+    zs_mem *gathered; /* from engine->gather_cache */
+    zs_mem *staging;  /* this rank's shards as read from NVMe, from engine->staging_cache */
+    zs_io_req read;
+    zs_successor successors[ZS_SUCCESSORS];
+    int successor_at;
+
+    /* gradients of the micro-batch in progress */
+    uint64_t bucket_bytes;
+    zs_mem *bucket; /* stages 2 and 3: from engine->bucket_cache */
+    size_t missing; /* trainable parameters whose gradient is not complete */
+    int reduced;
+} zs_unit_info;
+
+typedef struct zs_param_info {
+    char *name;
+    int ndim;
+    int64_t shape[ZS_MAX_DIMS];
+    uint64_t numel;
+    zs_dtype dtype;
+    zs_group group;
+    int frozen;
+    int grad_uses;
+    int32_t unit;    /* -1: none yet */
+    size_t flat;     /* into engine->flats */
+    size_t at;       /* index in the flat */
+    uint64_t steps;  /* Adam's count */
+    int uses;        /* contributions in this micro-batch */
+    int contributed; /* the local gradient buffer holds something */
+    int got_grad;    /* any rank had a gradient in this step */
+} zs_param_info;
+
+/* Buffers that come and go in the same few sizes. */
+typedef struct zs_cache {
+    zs_device *device;
+    zs_ledger *ledger;
+    zs_tier tier;
+    const char *purpose;
+    zs_mem **idle;
+    size_t idle_count, idle_capacity;
+} zs_cache;
+
+typedef enum zs_phase {
+    ZS_PHASE_OPEN,  /* registering */
+    ZS_PHASE_IDLE,  /* no gradients */
+    ZS_PHASE_MICRO, /* inside a micro-batch */
+    ZS_PHASE_MORE,  /* between micro-batches of a step */
+    ZS_PHASE_READY  /* all gradients there */
+} zs_phase;
+
+struct zs_engine {
+    zs_engine_config config; /* strings point into the two below */
+    char *state_dir, *param_dir;
+    zs_comm *comm;
+    int rank, world;
+    pid_t pid;
+    atomic_int canceled;
+    zs_status broken; /* a collective or a step failed: nothing may be relied on */
+    char *broken_why;
+    int all_know; /* of the failure at hand: no rank waits for this one */
+    zs_phase phase;
+
+    zs_log log;
+    zs_ledger *ledger;
+    zs_pool *pool;
+    int own_pool;
+    zs_device *device;
+    zs_math *math;
+    zs_io *io;
+    zs_param_file *param_file;
+    zs_states *states;
+
+    zs_group_config *groups;
+    size_t group_count;
+    zs_param_info *params;
+    size_t param_count;
+    zs_unit_info *units;
+    size_t unit_count;
+    zs_flat *flats;
+    size_t flat_count;
+
+    /* stage 3 */
+    zs_cache gather_cache, staging_cache;
+    uint64_t live_numel, live_budget;
+    uint64_t clock;
+    int32_t last_unit, before_last_unit;
+
+    /* gradients */
+    zs_cache bucket_cache;
+    int last_micro;
+    int micro_index;
+    int32_t next_reduce; /* fixed order of reductions when gradients may be missing */
+
+    /* step */
+    uint64_t step;
+    double loss_scale;
+    int good_steps, skipped_in_row;
+    zs_states_input *inputs;
+    zs_adam_coef *coefs; /* [param_count]: scratch of a step */
+
+    /* One parameter-file extent in memory, for element-wise access (zero/weights.c). */
+    zs_mem window;
+    zs_flat *window_flat;
+    int window_dirty;
+    float *scratch; /* ZS_SCRATCH elements, for conversions */
+};
+
+enum { ZS_SCRATCH = 65536 };
+
+/* Every public call starts with this: handle, fork, cancellation, earlier failure. what: for
+ * messages. */
+zs_status zs_engine_enter(const zs_engine *engine, const char *what);
+/* As above, and parameter or unit must exist. */
+zs_status zs_engine_enter_param(const zs_engine *engine, zs_param param, const char *what);
+zs_status zs_engine_enter_unit(const zs_engine *engine, zs_unit unit, const char *what);
+/* A failure after which the ranks are no longer in step: remembers it, tells the other ranks,
+ * returns status. */
+zs_status zs_engine_break(zs_engine *engine, zs_status status);
+/* zs_comm_agree, and remembers that all ranks know of the failure. */
+zs_status zs_engine_agree(zs_engine *engine, const char *what, zs_status local);
+/* The engine must be in one of the phases of mask (1 << ZS_PHASE_...). */
+zs_status zs_engine_expect(const zs_engine *engine, unsigned mask, const char *what);
+
+/* The part of the flat buffer whose states (and, in stage 3, weights) this rank holds: all at stage
+ * 0, else its shard. */
+static inline uint64_t zs_flat_held_begin(const zs_engine *e, const zs_flat *flat)
+{
+    return e->config.zero_stage == 0 ? 0 : (uint64_t)e->rank * flat->layout.shard;
+}
+
+static inline uint64_t zs_flat_held_numel(const zs_engine *e, const zs_flat *flat)
+{
+    return e->config.zero_stage == 0 ? flat->layout.padded : flat->layout.shard;
+}
+
+/* [*first, + *count) of the parameter lies in [begin, begin + numel) of its flat buffer; *at: where
+ * there, from begin. */
+void zs_flat_locate(const zs_flat *flat, size_t at, uint64_t begin, uint64_t numel, uint64_t *first,
+                    uint64_t *count, uint64_t *held_at);
+
+/* Working copies of the held part, in memory; NULL when they live on NVMe. */
+void *zs_flat_working_held(const zs_engine *e, const zs_flat *flat);
+/* Where this rank's reduced gradient shard is accumulated. */
+void *zs_flat_grad_shard(const zs_engine *e, const zs_flat *flat);
+
+/* "unit 'layers.3'" into buf */
+const char *zs_unit_label(const zs_engine *e, size_t unit, char buf[96]);
+
+/* zero/commit.c */
+void zs_engine_free_layout(zs_engine *e);
+
+/* zero/cache.c */
+void zs_cache_init(zs_cache *cache, zs_device *device, zs_ledger *ledger, zs_tier tier,
+                   const char *purpose);
+zs_status zs_cache_get(zs_cache *cache, size_t bytes, zs_mem **out);
+void zs_cache_put(zs_cache *cache, zs_mem *mem);
+/* Frees idle buffers. */
+void zs_cache_trim(zs_cache *cache);
+void zs_cache_free(zs_cache *cache);
+
+/* zero/gather.c. Forgets gathered copies, because the weights changed. ZS_ERR_MISUSE names a unit
+ * still acquired. */
+zs_status zs_gather_invalidate(zs_engine *e);
+/* Starts reading what is likely to be acquired next. */
+zs_status zs_gather_prefetch(zs_engine *e);
+void zs_gather_close(zs_engine *e);
+
+/* zero/weights.c. Brings working copies of the held part to where the tier keeps them and, at
+ * stages 1 and 2, to all ranks. */
+zs_status zs_weights_spread(zs_engine *e);
+/* Working copies of the held part from the masters. */
+zs_status zs_weights_from_masters(zs_engine *e);
+zs_status zs_window_flush(zs_engine *e);
+/* Forgets the window: the file changed behind it. */
+void zs_window_drop(zs_engine *e);
+
+#endif

@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The optimizer step: norm, clip, Adam over this rank's shards, new weights to all. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/util.h"
+#include "zero/engine.h"
+
+void zs_step_config_init(zs_step_config *config)
+{
+    *config = (zs_step_config){.size = sizeof *config, .grad_scale = 1};
+}
+
+double zs_loss_scale(const zs_engine *e)
+{
+    return e ? e->loss_scale : 1;
+}
+
+/* ---- norm ---- */
+
+/* Sum of squares of the reduced gradients as they are: this rank's shards block by block, then the
+ * ranks in order, at every stage. *found_inf: in: this rank's; out: any rank's. */
+static zs_status sum_squares(zs_engine *e, double *total, int *found_inf)
+{
+    double values[2] = {0, 0};
+    for (size_t i = 0; i < e->flat_count; i++) {
+        const zs_flat *f = &e->flats[i];
+        double part = 0;
+        if (!f->trainable || !f->layout.shard)
+            continue;
+        ZS_CHECK(e->math->ops->sum_squares(e->math, NULL, zs_flat_grad_shard(e, f),
+                                           e->config.grad_dtype, f->layout.shard, &part));
+        values[0] += part;
+    }
+    ZS_CHECK(e->device->ops->stream_sync(e->device, NULL));
+    values[1] = *found_inf != 0;
+    ZS_CHECK(zs_comm_all_reduce(e->comm, "the gradient norm", ZS_OP_SUM, values, 2));
+    *total = values[0];
+    *found_inf = values[1] > 0;
+    return ZS_OK;
+}
+
+zs_status zs_grad_norm(zs_engine *e, double grad_scale, double *out)
+{
+    double total;
+    int found_inf = 0;
+    ZS_CHECK(zs_engine_enter(e, "zs_grad_norm"));
+    ZS_CHECK(zs_engine_expect(e, 1u << ZS_PHASE_READY, "zs_grad_norm"));
+    if (!out)
+        return zs_fail(ZS_ERR_ARG, "zs_grad_norm: out is NULL");
+    zs_status status = sum_squares(e, &total, &found_inf);
+    if (status == ZS_OK)
+        *out = sqrt(total) * grad_scale / e->loss_scale;
+    return zs_engine_break(e, status);
+}
+
+/* ---- loss scale ---- */
+
+static int at_smallest_scale(const zs_engine *e)
+{
+    return e->config.loss_scale != 0 || e->loss_scale <= e->config.min_loss_scale;
+}
+
+/* After a step (skipped or not). Doubles after a window of good steps, halves at each overflow. */
+static void adapt_loss_scale(zs_engine *e, int skipped)
+{
+    if (e->config.loss_scale != 0)
+        return;
+    if (skipped) {
+        e->loss_scale = ZS_MAX(e->loss_scale / 2, e->config.min_loss_scale);
+        e->good_steps = 0;
+    } else if (++e->good_steps >= e->config.loss_scale_window) {
+        e->loss_scale *= 2;
+        e->good_steps = 0;
+    }
+}
+
+static zs_status skip(zs_engine *e, double norm)
+{
+    const int counts = at_smallest_scale(e);
+    e->skipped_in_row = counts ? e->skipped_in_row + 1 : 0;
+    zs_log_print(&e->log, ZS_LOG_WARN,
+                 "step %llu skipped: the gradient norm is %g (loss scale %g); %d in a row",
+                 (unsigned long long)e->step + 1, norm, e->loss_scale, e->skipped_in_row);
+    adapt_loss_scale(e, 1);
+    if (e->skipped_in_row >= e->config.max_skipped_steps) {
+        e->all_know = 1; /* every rank counts the same */
+        return zs_fail(
+            ZS_ERR_NONFINITE,
+            "the gradient norm was not finite in %d steps in a row, up to step %llu: lower the "
+            "learning rate, check the data, or use a dtype with a larger range",
+            e->skipped_in_row, (unsigned long long)e->step + 1);
+    }
+    return ZS_OK;
+}
+
+/* ---- Adam ---- */
+
+/* The coefficients of parameter p's update; equal ones are shared. *count entries of e->coefs
+ * are in use. */
+static const zs_adam_coef *coef_of(zs_engine *e, const zs_param_info *p, double grad_scale,
+                                   const zs_param_info **owners, size_t *count)
+{
+    for (size_t i = *count; i-- > 0;)
+        if (owners[i]->group == p->group && owners[i]->steps == p->steps)
+            return &e->coefs[i];
+    owners[*count] = p;
+    zs_adam_coef_make(&e->coefs[*count], &e->groups[p->group], p->steps + 1, grad_scale);
+    return &e->coefs[(*count)++];
+}
+
+static void plan_flat(zs_engine *e, zs_flat *f, double grad_scale, const zs_param_info **owners,
+                      size_t *coefs)
+{
+    zs_states_input *in = &e->inputs[f->state_shard];
+    *in = (zs_states_input){
+        .grad = e->config.zero_stage == 0 ? f->grad_full.ptr : zs_flat_grad_shard(e, f),
+        .grad_dtype = e->config.grad_dtype,
+        /* An fp32 working copy in memory is the master itself. */
+        .working = f->dtype == ZS_FP32 ? NULL : zs_flat_working_held(e, f),
+        .runs = f->runs,
+    };
+    for (size_t i = 0; i < f->count; i++) {
+        const zs_param_info *p = &e->params[f->params[i]];
+        uint64_t first, count, at;
+        zs_flat_locate(f, i, zs_flat_held_begin(e, f), zs_flat_held_numel(e, f), &first, &count,
+                       &at);
+        if (!count || !p->got_grad)
+            continue;
+        f->runs[in->run_count++] =
+            (zs_adam_run){at, count, coef_of(e, p, grad_scale, owners, coefs)};
+    }
+}
+
+static zs_status update(zs_engine *e, double grad_scale, zs_step_info *info)
+{
+    /* owners[i] is a parameter that coefs[i] was made for. */
+    const zs_param_info **owners = calloc(e->param_count, sizeof *owners);
+    size_t coefs = 0;
+    if (!owners)
+        return zs_fail(ZS_ERR_NOMEM, "no memory for %zu coefficients", e->param_count);
+    for (size_t i = 0; i < e->flat_count; i++)
+        if (e->flats[i].trainable)
+            plan_flat(e, &e->flats[i], grad_scale, owners, &coefs);
+    free(owners);
+    return zs_states_step(e->states, e->inputs, info->tier, &info->adam_seconds);
+}
+
+static zs_status apply(zs_engine *e, double grad_scale, zs_step_info *info)
+{
+    ZS_CHECK(zs_engine_agree(e, "the optimizer step", update(e, grad_scale, info)));
+    e->step++;
+    e->skipped_in_row = 0;
+    for (size_t i = 0; i < e->param_count; i++)
+        e->params[i].steps += !e->params[i].frozen && e->params[i].got_grad;
+    adapt_loss_scale(e, 0);
+    zs_window_drop(e);
+    ZS_CHECK(zs_weights_spread(e));
+    return zs_gather_prefetch(e);
+}
+
+/* Hyper-parameters that differ between ranks would let replicas drift apart unseen. */
+static zs_status agree_on_hyper(zs_engine *e, const zs_step_config *c)
+{
+    uint64_t h = 0xcbf29ce484222325u;
+    const double own[] = {c->grad_scale, c->max_norm, c->clip_factor};
+    uint64_t bits;
+    for (size_t i = 0; i < ZS_COUNT(own); i++) {
+        memcpy(&bits, &own[i], sizeof bits);
+        h = (h ^ bits) * 0x100000001b3u;
+    }
+    for (size_t g = 0; g < e->group_count; g++) {
+        const zs_group_config *p = &e->groups[g];
+        const double values[] = {p->lr, p->beta1, p->beta2, p->eps, p->weight_decay, p->decoupled};
+        for (size_t i = 0; i < ZS_COUNT(values); i++) {
+            memcpy(&bits, &values[i], sizeof bits);
+            h = (h ^ bits) * 0x100000001b3u;
+        }
+    }
+    return zs_comm_same(e->comm, "the hyper-parameters of a step", h);
+}
+
+static zs_status take_step(zs_engine *e, const zs_step_config *c, zs_step_info *info)
+{
+    double total;
+    int found_inf = c->found_inf;
+    ZS_CHECK(agree_on_hyper(e, c));
+    ZS_CHECK(zs_gather_invalidate(e));
+    ZS_CHECK(zs_window_flush(e));
+    ZS_CHECK(sum_squares(e, &total, &found_inf));
+    const double unscale = c->grad_scale / e->loss_scale;
+    const double norm = sqrt(total) * unscale;
+    info->grad_norm = norm;
+    info->clip_factor = 1;
+    if (found_inf || !isfinite(norm)) {
+        info->skipped = 1;
+        return skip(e, norm);
+    }
+    if (c->clip_factor > 0)
+        info->clip_factor = c->clip_factor;
+    else if (c->max_norm > 0)
+        info->clip_factor = ZS_MIN(1.0, c->max_norm / (norm + 1e-6));
+    return apply(e, unscale * info->clip_factor, info);
+}
+
+static zs_status check_step(const zs_step_config *c)
+{
+    if (c->size != sizeof *c)
+        return zs_fail(ZS_ERR_ARG,
+                       "zs_step: config's size is %zu, not %zu; fill it with "
+                       "zs_step_config_init",
+                       c->size, sizeof *c);
+    if (!(c->grad_scale > 0) || !isfinite(c->grad_scale))
+        return zs_fail(ZS_ERR_ARG, "zs_step: grad_scale is %g; it must be positive", c->grad_scale);
+    if (!(c->max_norm >= 0) || !(c->clip_factor >= 0))
+        return zs_fail(ZS_ERR_ARG, "zs_step: max_norm %g, clip_factor %g: both must be 0 or more",
+                       c->max_norm, c->clip_factor);
+    return ZS_OK;
+}
+
+zs_status zs_step(zs_engine *e, const zs_step_config *config, zs_step_info *info)
+{
+    zs_step_config defaults;
+    zs_step_info own = {.size = sizeof own};
+    const double begin = zs_now();
+    const uint64_t begin_ns = zs_trace_now();
+    ZS_CHECK(zs_engine_enter(e, "zs_step"));
+    ZS_CHECK(zs_engine_expect(e, 1u << ZS_PHASE_READY, "zs_step"));
+    if (!config) {
+        zs_step_config_init(&defaults);
+        config = &defaults;
+    }
+    ZS_CHECK(check_step(config));
+    if (info && info->size != sizeof *info)
+        return zs_fail(ZS_ERR_ARG, "zs_step: info's size is %zu, not %zu", info->size,
+                       sizeof *info);
+
+    zs_status status = take_step(e, config, &own);
+    if (status != ZS_OK)
+        return zs_engine_break(e, status);
+    e->phase = ZS_PHASE_IDLE;
+    own.step = e->step;
+    own.loss_scale = e->loss_scale;
+    own.seconds = zs_now() - begin;
+    if (e->config.trace)
+        zs_trace_span(e->config.trace, e->rank, "step", "step", begin_ns, zs_trace_now());
+    if (info)
+        *info = own;
+    return ZS_OK;
+}

@@ -37,7 +37,8 @@ typedef struct uring_backend {
     struct io_uring ring;
     unsigned depth;
     int has_files, has_buffers; /* the kernel took the tables */
-    int files[FILE_SLOTS];      /* 1: taken */
+    int warned;
+    int files[FILE_SLOTS]; /* 1: taken */
     slice slices[BUFFER_SLOTS];
     int slice_count; /* slots up to here may be taken */
     zs_io_op **live; /* by index: what the ring owes */
@@ -183,7 +184,7 @@ static void uring_buffer_remove(zs_io_backend *backend, void *base)
     describe(uring);
 }
 
-static void log_unpinned(const zs_log *log, size_t bytes, int error)
+static void log_unpinned(const zs_log *log, zs_log_level level, size_t bytes, int error)
 {
     char human[16], limit[24];
     struct rlimit rl = {RLIM_INFINITY, RLIM_INFINITY};
@@ -192,14 +193,14 @@ static void log_unpinned(const zs_log *log, size_t bytes, int error)
     getrlimit(RLIMIT_MEMLOCK, &rl);
     if (error == -ENOMEM && rl.rlim_cur != RLIM_INFINITY) {
         zs_format_bytes(rl.rlim_cur, limit);
-        zs_log_print(log, ZS_LOG_WARN,
+        zs_log_print(log, level,
                      "io_uring: %s of buffers stay unregistered (slower): RLIMIT_MEMLOCK allows %s "
                      "of locked memory; raise it: ulimit -l unlimited, LimitMEMLOCK=infinity for "
                      "systemd, --ulimit memlock=-1 for docker",
                      human, limit);
     } else {
-        zs_log_print(log, ZS_LOG_WARN, "io_uring: %s of buffers stay unregistered (slower): %s",
-                     human, strerror(-error));
+        zs_log_print(log, level, "io_uring: %s of buffers stay unregistered (slower): %s", human,
+                     strerror(-error));
     }
 }
 
@@ -220,8 +221,10 @@ static void uring_buffer_add(zs_io_backend *backend, const zs_log *log, void *ba
         uring->slice_count = ZS_MAX(uring->slice_count, slot + 1);
         done += part;
     }
-    if (error)
-        log_unpinned(log, bytes - done, error);
+    if (error) {
+        log_unpinned(log, uring->warned ? ZS_LOG_DEBUG : ZS_LOG_WARN, bytes - done, error);
+        uring->warned = 1;
+    }
     describe(uring);
 }
 

@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/capability.h>
 #include <pthread.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/statfs.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -393,63 +390,6 @@ static void test_describe(void **state)
     munmap(a, 8192);
 }
 
-/* ---- io_uring alone ---- */
-
-/* CAP_IPC_LOCK lifts the limit; the rest of root's rights stay. */
-static int drop_ipc_lock(void)
-{
-    struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
-    struct __user_cap_data_struct data[2];
-
-    if (syscall(SYS_capget, &header, data))
-        return -1;
-    data[0].effective &= ~(1u << CAP_IPC_LOCK);
-    data[0].permitted &= ~(1u << CAP_IPC_LOCK);
-    return (int)syscall(SYS_capset, &header, data);
-}
-
-/* With little memory to lock: unregistered, said so, and it works. */
-static void test_memlock(void **state)
-{
-    enum { BYTES = 64 << 20 };
-    int result = -1;
-    pid_t pid;
-    char reason[256];
-
-    if (zs_io_uring_probe(reason, sizeof reason) != ZS_OK)
-        skip();
-    assert_string_equal(reason, "");
-    pid = fork();
-    if (!pid) {
-        struct rlimit rl = {1 << 20, 1 << 20};
-        zs_io *io = NULL;
-        zs_file *file = NULL;
-        zs_io_req req = {0};
-        unsigned char *a = map_pages(BYTES);
-        logged[0] = '\0';
-        if (setrlimit(RLIMIT_MEMLOCK, &rl) || drop_ipc_lock())
-            _exit(2);
-        if (zs_io_open(ZS_IO_URING, 0, &test_log, &io) != ZS_OK)
-            _exit(3);
-        if (zs_io_register(io, a, BYTES) != ZS_OK)
-            _exit(4);
-        if (!strstr(logged, "64.00 MiB of buffers stay unregistered") ||
-            !strstr(logged, "RLIMIT_MEMLOCK allows 1.00 MiB") ||
-            !strstr(zs_io_describe(io), "plain buffers"))
-            _exit(5);
-        if (zs_file_open(io, path_of("memlock"), ZS_FILE_CREATE, BYTES, &file) != ZS_OK)
-            _exit(6);
-        if (zs_io_write(io, file, 0, a, BYTES, &req) != ZS_OK || zs_io_wait(io, &req) != ZS_OK)
-            _exit(7);
-        zs_file_close(&file);
-        zs_io_close(&io);
-        _exit(0);
-    }
-    assert_int_equal(waitpid(pid, &result, 0), pid);
-    assert_true(WIFEXITED(result));
-    assert_int_equal(WEXITSTATUS(result), 0);
-}
-
 /* ---- no engine in particular ---- */
 
 static void test_engine_names(void **state)
@@ -621,7 +561,6 @@ int main(void)
         BOTH(test_threads_take_turns),
         BOTH(test_fork),
         BOTH(test_describe),
-        cmocka_unit_test(test_memlock),
         cmocka_unit_test(test_engine_names),
         cmocka_unit_test(test_short_and_interrupted),
         cmocka_unit_test(test_failures),

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* zspill inspect: what a model directory, a safetensors file or a checkpoint holds. */
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +12,7 @@
 #include "model/config.h"
 #include "model/safetensors.h"
 #include "model/weights.h"
+#include "offload/store.h"
 #include "zspill.h"
 
 static int failed(void)
@@ -196,6 +198,101 @@ static int inspect_model(const char *dir)
     return code;
 }
 
+/* ---- checkpoint ---- */
+
+static int is_state_name(const char *name)
+{
+    size_t length = strlen(name);
+    return length > 6 && !strcmp(name + length - 6, ".state");
+}
+
+static int state_filter(const struct dirent *entry)
+{
+    return !strncmp(entry->d_name, "zspill-rank", 11) && is_state_name(entry->d_name);
+}
+
+static void log_warning(void *cookie, zs_log_level level, const char *text)
+{
+    (void)cookie;
+    (void)level;
+    zs_cli_error("%s", text);
+}
+
+static void print_superblock(const zs_store *store, int area)
+{
+    printf("    superblock %c  ", 'A' + area);
+    if (store->damaged[area])
+        printf("damaged\n");
+    else if (!store->whole[area])
+        printf("empty\n");
+    else
+        printf("step %llu, sequence %llu, %zu bytes of engine state%s\n",
+               (unsigned long long)store->super[area].step,
+               (unsigned long long)store->super[area].sequence, store->super[area].header_bytes,
+               area == store->committed ? " (in force)" : "");
+}
+
+/* *elements grows by what the file holds. */
+static int inspect_state(const char *path, uint64_t *elements)
+{
+    const zs_log log = {.fn = log_warning, .level = ZS_LOG_ERROR};
+    zs_store store;
+    struct stat info;
+    char bytes[16];
+    if (zs_store_peek(path, &log, &store))
+        return failed();
+    const char *slash = strrchr(path, '/');
+    uint64_t size = stat(path, &info) == 0 ? (uint64_t)info.st_size : 0;
+    printf("  %s  %s\n", slash ? slash + 1 : path, zs_format_bytes(size, bytes));
+    if (store.committed < 0)
+        printf("    nothing is committed yet\n");
+    else {
+        const zs_superblock *super = &store.super[store.committed];
+        uint64_t numel = 0;
+        for (size_t i = 0; i < super->shard_count; i++)
+            numel += super->shards[i].numel;
+        printf("    rank %d of %d, generation %llu, fingerprint %016llx\n", super->rank,
+               super->world, (unsigned long long)super->generation,
+               (unsigned long long)super->fingerprint);
+        printf("    %zu shards, %llu elements, %zu chunks of at most %llu\n", super->shard_count,
+               (unsigned long long)numel, super->chunk_count,
+               (unsigned long long)super->chunk_numel);
+        *elements += numel;
+    }
+    for (int area = 0; area < 2; area++)
+        print_superblock(&store, area);
+    zs_store_close(&store);
+    return ZS_EXIT_OK;
+}
+
+static int inspect_checkpoint(const char *dir, struct dirent **names, int count)
+{
+    int code = ZS_EXIT_OK;
+    uint64_t elements = 0;
+    printf("checkpoint   %s\nfiles\n", dir);
+    for (int i = 0; i < count; i++) {
+        char *path = join(dir, names[i]->d_name);
+        if (!path || inspect_state(path, &elements))
+            code = ZS_EXIT_FAILED;
+        free(path);
+    }
+    print_count("elements", elements);
+    return code;
+}
+
+/* *code is set when dir holds state files. */
+static int try_checkpoint(const char *dir, int *code)
+{
+    struct dirent **names = NULL;
+    int count = scandir(dir, &names, state_filter, alphasort);
+    if (count > 0)
+        *code = inspect_checkpoint(dir, names, count);
+    for (int i = 0; i < count; i++)
+        free(names[i]);
+    free(names);
+    return count > 0;
+}
+
 int zs_cli_inspect(int argc, char **argv)
 {
     static const char usage[] = "usage: zspill inspect PATH\n"
@@ -211,7 +308,16 @@ int zs_cli_inspect(int argc, char **argv)
         return ZS_EXIT_USAGE;
     }
     const char *path = argv[1];
-    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode) && has_file(path, "config.json"))
-        return inspect_model(path);
+    int code;
+    uint64_t elements = 0;
+    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
+        if (has_file(path, "config.json"))
+            return inspect_model(path);
+        if (try_checkpoint(path, &code))
+            return code;
+    } else if (is_state_name(path)) {
+        printf("checkpoint\n");
+        return inspect_state(path, &elements);
+    }
     return inspect_tensors(path);
 }

@@ -101,6 +101,10 @@ typedef struct zs_store {
  * superblocks there are. A file that is not a store is an error; so is one whose superblocks are
  * all damaged. */
 zs_status zs_store_lock(const char *dir, int rank, const zs_log *log, zs_store *out);
+/* Reads what superblocks the file at path has, without locking or changing anything; also while
+ * another process trains with it (a superblock that is being written may then look damaged). For
+ * zs_store_close only. */
+zs_status zs_store_peek(const char *path, const zs_log *log, zs_store *out);
 /* Lays the file out on disk (a new one) or checks it against geometry (one that exists), and opens
  * it for I/O. */
 zs_status zs_store_allocate(zs_store *store, const zs_store_geometry *geometry, zs_io *io,

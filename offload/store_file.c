@@ -274,6 +274,25 @@ fail:
     return status;
 }
 
+zs_status zs_store_peek(const char *path, const zs_log *log, zs_store *out)
+{
+    zs_status status;
+    *out = (zs_store){.lock_fd = -1, .committed = -1, .log = log, .path = strdup(path)};
+    if (!out->path)
+        return zs_fail(ZS_ERR_NOMEM, "no memory for the store's path");
+    out->lock_fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (out->lock_fd < 0)
+        status = zs_fail(ZS_ERR_IO, "store '%s' cannot be opened: %s", path, strerror(errno));
+    else
+        status = read_existing(out);
+    if (out->lock_fd >= 0)
+        close(out->lock_fd);
+    out->lock_fd = -1;
+    if (status != ZS_OK)
+        zs_store_close(out);
+    return status;
+}
+
 static zs_status allocate_file(zs_store *store)
 {
     const zs_store_geometry *geometry = store->geometry;

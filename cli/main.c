@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/util.h"
+#include "cli/blas.h"
 #include "cli/cli.h"
 #include "zspill.h"
 
@@ -59,6 +60,7 @@ static int dispatch(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
+    zs_blas_mend(argv);
     /* A closed pipe is to be an error like a full disk, not a silent death. */
     signal(SIGPIPE, SIG_IGN);
     int code = dispatch(argc, argv);

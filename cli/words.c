@@ -61,5 +61,5 @@ const char *zs_cli_nearest(const char *word, const char *const *names, size_t co
             best = names[i];
         }
     }
-    return least <= ZS_MAX(length / 3, 1) ? best : NULL;
+    return least <= ZS_MAX((length + 1) / 3, 1) ? best : NULL;
 }

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the black-box tests of the program share: running it, small models and data for it."""
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+BUILD = os.environ.get("ZSPILL_BUILD_ROOT", "build")
+PROGRAM = os.path.join(BUILD, "cli", "zspill")
+DATA = os.environ.get("ZSPILL_TEST_DATA", "")
+TIMEOUT = 300
+
+CONFIG = dict(
+    architectures=["LlamaForCausalLM"], model_type="llama", vocab_size=256, hidden_size=32,
+    intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    max_position_embeddings=64, rms_norm_eps=1e-5, rope_theta=10000.0, tie_word_embeddings=True,
+    hidden_act="silu", initializer_range=0.05, torch_dtype="float32")
+
+
+def command(*args):
+    return [PROGRAM, *map(str, args)]
+
+
+def run(*args, **kwargs):
+    kwargs.setdefault("timeout", TIMEOUT)
+    return subprocess.run(command(*args), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True, **kwargs)
+
+
+def write_safetensors(path, tensors):
+    """tensors: {name: (dtype, shape, bytes)}"""
+    header, at, body = {}, 0, b""
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = dict(dtype=dtype, shape=shape, data_offsets=[at, at + len(data)])
+        at += len(data)
+        body += data
+    text = json.dumps(header).encode()
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + body)
+
+
+def read_safetensors(path):
+    """{name: (dtype, shape, bytes)}"""
+    with open(path, "rb") as file:
+        blob = file.read()
+    size, = struct.unpack("<Q", blob[:8])
+    header = json.loads(blob[8:8 + size])
+    header.pop("__metadata__", None)
+    return {name: (t["dtype"], t["shape"], blob[8 + size:][slice(*t["data_offsets"])])
+            for name, t in header.items()}
+
+
+def int32(rows):
+    flat = [value for row in rows for value in row]
+    return "I32", [len(rows), len(rows[0]) if rows else 0], struct.pack(f"<{len(flat)}i", *flat)
+
+
+def read_rows(path):
+    with open(path) as file:
+        return [json.loads(line) for line in file]
+
+
+class Case(unittest.TestCase):
+    """Each test in a directory of its own, with a config.json and text to train on."""
+
+    def setUp(self):
+        self.dir = tempfile.mkdtemp(prefix="zspill-cli-")
+        self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
+        self.config = self.write_config("config.json")
+        self.text = self.path("text.txt")
+        with open(self.text, "w") as file:
+            for i in range(400):
+                file.write(f"line {i}: the quick brown fox {i * i} jumps over the lazy dog\n")
+
+    def path(self, *names):
+        return os.path.join(self.dir, *names)
+
+    def write_config(self, name, **changes):
+        with open(self.path(name), "w") as file:
+            json.dump({**CONFIG, **changes}, file)
+        return self.path(name)
+
+    def write_tokens(self, name, rows, **more):
+        write_safetensors(self.path(name), {"input_ids": int32(rows),
+                                            **{key: int32(v) for key, v in more.items()}})
+        return self.path(name)
+
+    def small(self, *more, out="out", data=None):
+        """Arguments of a run of a few seconds at most."""
+        return ["train", "--init", self.config, "--data", data or self.text, "--out",
+                self.path(out), "--seq-len", 32, "--threads", 1, "--lr", 1e-3, *more]
+
+    def good(self, *args, **kwargs):
+        done = run(*args, **kwargs)
+        self.assertEqual(done.returncode, 0, done.stderr + done.stdout)
+        return done
+
+    def bad(self, code, message, *args, left=(), **kwargs):
+        """Fails with code and message, one line, and leaves nothing of `out` but `left`."""
+        done = run(*args, **kwargs)
+        self.assertEqual(done.returncode, code, done.stderr + done.stdout)
+        self.assertIn(message, done.stderr)
+        self.assertTrue(done.stderr.startswith("zspill: "), done.stderr)
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        out = self.path("out")
+        self.assertEqual(sorted(os.listdir(out)) if os.path.isdir(out) else [], sorted(left))
+        return done
+
+
+def main():
+    if not os.path.exists(PROGRAM):
+        print(f"skipped: {PROGRAM} is not built")
+        sys.exit(77)
+    unittest.main()

@@ -48,7 +48,7 @@ class Usage(Case):
         for options, message in (
                 (dict(zero_stagee=1), "unknown option 'zero_stagee': did you mean 'zero-stage'?"),
                 (dict(ranks=0), "--ranks 0 is out of range"),
-                (dict(lr="fast"), "--lr 'fast' is not a number")):
+                (dict(eps="small"), "--eps 'small' is not a number")):
             with open(path, "w") as file:
                 json.dump(options, file)
             self.bad(2, message, *self.small(), "--config", path)
@@ -71,7 +71,7 @@ class Usage(Case):
             done = subprocess.run([PROGRAM, "train", "--help"], stdout=full,
                                   stderr=subprocess.PIPE, text=True, timeout=60)
         self.assertEqual(done.returncode, 1)
-        self.assertIn("cannot write to standard output: No space left on device", done.stderr)
+        self.assertIn("cannot write to standard output", done.stderr)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ typedef struct zs_io_stats {
 zs_status zs_io_open(zs_io_engine engine, unsigned depth, const zs_log *log, zs_io **out);
 /* Waits for what is in flight. Files must have been closed. */
 void zs_io_close(zs_io **io);
-/* "io_uring (registered buffers, registered files)", "posix (4 threads)", ... */
+/* "io_uring (registered buffers, registered files)", "posix (8 threads)", ... */
 const char *zs_io_describe(const zs_io *io);
 /* Why io_uring cannot be used here, as one line with the fix; "" when it can. For doctor. */
 zs_status zs_io_uring_probe(char *reason, size_t bytes);

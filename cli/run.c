@@ -95,6 +95,7 @@ static zs_status open_model(rank *r)
         .rows = r->options->micro_batch,
         .seq = (int)r->row_tokens,
         .dtype = (zs_dtype)r->options->dtype,
+        .grad_dtype = (zs_dtype)r->options->grad_dtype,
         .checkpointing = r->options->checkpointing,
     };
     for (int i = 0; i < 2; i++) {

@@ -53,7 +53,7 @@ class Matrix:
             self.program, "train", "--init", self.config, "--data", self.text, "--out", os.path.join(here, "out"),
             "--ranks", str(world), "--zero-stage", str(stage), "--offload-optimizer", tier(states, "states"),
             "--io-engine", engine, "--seq-len", "24", "--micro-batch", "1", "--grad-accum", "2", "--steps", "3",
-            "--lr", "0.01", "--dtype", dtype, "--metrics", os.path.join(here, "metrics.jsonl"),
+            "--lr", "0.01", "--dtype", dtype, "--grad-dtype", dtype, "--metrics", os.path.join(here, "metrics.jsonl"),
         ]
         if params != "none":
             command += ["--offload-params", tier(params, "params")]

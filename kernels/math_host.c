@@ -9,7 +9,7 @@
 #include "kernels/fpmode.h"
 
 enum {
-    ADAM_BLOCK = 16384,  /* elements; at 28 to 32 bytes each, what a core's L2 holds */
+    ADAM_BLOCK = 32768,  /* elements; smaller ones lose to the cold start of each block */
     PLAIN_BLOCK = 65536, /* elements of cast, add and sum_sources */
     SUM_BATCH = 512,     /* partial sums kept on the stack at once */
     MAX_SOURCES = 64     /* the largest world */

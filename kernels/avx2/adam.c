@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "base/util.h"
 #include "kernels/avx2/lanes.h"
 #include "kernels/level.h"
 
@@ -39,33 +40,105 @@ static inline void adam8(const coef8 *c, __m256 grad, __m256 *master, __m256 *ex
     *exp_avg_sq = v;
 }
 
+enum {
+    UNROLL = 32,  /* elements: whole cache lines of every array */
+    AHEAD = 512,  /* elements between what is prefetched and what is computed */
+    STREAM = 2048 /* least elements for which the working copy goes past the caches */
+};
+
+enum how { MASTER_ONLY, STORED, STREAMED };
+
+/* Division and square root fill the reorder window, so the hardware sees too few loads ahead: the
+ * prefetches are what brings this to the speed of the memory. Not beyond the end, where another
+ * thread may be at work. (Without always_inline gcc takes the call for one without effect, and
+ * drops it.) */
+static inline __attribute__((always_inline)) void prefetch(const void *array, size_t bytes,
+                                                           size_t width)
+{
+    for (size_t line = 0; line < UNROLL * width; line += 64)
+        _mm_prefetch((const char *)array + bytes + line, _MM_HINT_T0);
+}
+
+/* Passed by value: once its address is known elsewhere, each store could have changed it. */
+typedef struct arrays {
+    float *master, *exp_avg, *exp_avg_sq;
+    const void *grad;
+    void *working;
+} arrays;
+
+#define ADAM_LANES(g, w)                                                                           \
+    static inline __attribute__((always_inline)) void lanes_##g##_##w(                             \
+        const arrays a, size_t i, const coef8 *c8, enum how how)                                   \
+    {                                                                                              \
+        __m256 weight = zs_load8_fp32(a.master, i);                                                \
+        __m256 m = zs_load8_fp32(a.exp_avg, i);                                                    \
+        __m256 v = zs_load8_fp32(a.exp_avg_sq, i);                                                 \
+        adam8(c8, zs_load8_##g(a.grad, i), &weight, &m, &v);                                       \
+        zs_store8_fp32(a.master, i, weight);                                                       \
+        zs_store8_fp32(a.exp_avg, i, m);                                                           \
+        zs_store8_fp32(a.exp_avg_sq, i, v);                                                        \
+        if (how == STORED)                                                                         \
+            zs_store8_##w(a.working, i, weight);                                                   \
+        else if (how == STREAMED)                                                                  \
+            zs_stream8_##w(a.working, i, weight);                                                  \
+    }                                                                                              \
+    /* Returns where it stopped, fewer than 8 elements before n. */                                \
+    static inline __attribute__((always_inline))                                                   \
+    size_t many_##g##_##w(const arrays a, size_t i, size_t n, const coef8 *c8, enum how how)       \
+    {                                                                                              \
+        for (; n - i >= UNROLL; i += UNROLL) {                                                     \
+            size_t next = ZS_MIN(i + AHEAD, n - UNROLL);                                           \
+            prefetch(a.master, next * 4, 4);                                                       \
+            prefetch(a.exp_avg, next * 4, 4);                                                      \
+            prefetch(a.exp_avg_sq, next * 4, 4);                                                   \
+            prefetch(a.grad, next *WIDTH_##g, WIDTH_##g);                                          \
+            if (how == STORED)                                                                     \
+                prefetch(a.working, next *WIDTH_##w, WIDTH_##w);                                   \
+            for (size_t j = 0; j < UNROLL; j += 8)                                                 \
+                lanes_##g##_##w(a, i + j, c8, how);                                                \
+        }                                                                                          \
+        for (; n - i >= 8; i += 8)                                                                 \
+            lanes_##g##_##w(a, i, c8, how);                                                        \
+        return i;                                                                                  \
+    }                                                                                              \
+    static size_t few_##g##_##w(const arrays a, size_t i, size_t n, const zs_adam_coef *coef)      \
+    {                                                                                              \
+        for (; i < n; i++) {                                                                       \
+            float weight = zs_load_fp32(a.master, i);                                              \
+            float m = zs_load_fp32(a.exp_avg, i);                                                  \
+            float v = zs_load_fp32(a.exp_avg_sq, i);                                               \
+            zs_adam_element(coef, zs_load_##g(a.grad, i), &weight, &m, &v);                        \
+            zs_store_fp32(a.master, i, weight);                                                    \
+            zs_store_fp32(a.exp_avg, i, m);                                                        \
+            zs_store_fp32(a.exp_avg_sq, i, v);                                                     \
+            if (a.working)                                                                         \
+                zs_store_##w(a.working, i, weight);                                                \
+        }                                                                                          \
+        return i;                                                                                  \
+    }
+
+/* Nobody reads the working copy before the whole step is through, so its old contents need not be
+ * fetched to be overwritten (2 of 32 bytes an element), nor its new ones be kept: measured 8 %
+ * faster. */
 #define ADAM(level, g, w)                                                                          \
+    ADAM_LANES(g, w)                                                                               \
     void zs_##level##_adam_##g##_##w(size_t n, float *master, float *exp_avg, float *exp_avg_sq,   \
                                      const void *grad, void *working, const zs_adam_coef *coef)    \
     {                                                                                              \
+        const arrays a = {master, exp_avg, exp_avg_sq, grad, working};                             \
         const coef8 c8 = coef8_make(coef);                                                         \
         size_t i = 0;                                                                              \
-        for (; n - i >= 8; i += 8) {                                                               \
-            __m256 weight = zs_load8_fp32(master, i);                                              \
-            __m256 m = zs_load8_fp32(exp_avg, i);                                                  \
-            __m256 v = zs_load8_fp32(exp_avg_sq, i);                                               \
-            adam8(&c8, zs_load8_##g(grad, i), &weight, &m, &v);                                    \
-            zs_store8_fp32(master, i, weight);                                                     \
-            zs_store8_fp32(exp_avg, i, m);                                                         \
-            zs_store8_fp32(exp_avg_sq, i, v);                                                      \
-            if (working)                                                                           \
-                zs_store8_##w(working, i, weight);                                                 \
+        if (!working) {                                                                            \
+            i = many_##g##_##w(a, 0, n, &c8, MASTER_ONLY);                                         \
+        } else if (n < STREAM || (uintptr_t)working % WIDTH_##w) {                                 \
+            i = many_##g##_##w(a, 0, n, &c8, STORED);                                              \
+        } else {                                                                                   \
+            i = few_##g##_##w(a, 0, -((uintptr_t)working / WIDTH_##w) % 8, coef);                  \
+            i = many_##g##_##w(a, i, n, &c8, STREAMED);                                            \
+            /* Streamed stores are not ordered with those that publish the result. */              \
+            _mm_sfence();                                                                          \
         }                                                                                          \
-        for (; i < n; i++) {                                                                       \
-            float weight = zs_load_fp32(master, i);                                                \
-            float m = zs_load_fp32(exp_avg, i);                                                    \
-            float v = zs_load_fp32(exp_avg_sq, i);                                                 \
-            zs_adam_element(coef, zs_load_##g(grad, i), &weight, &m, &v);                          \
-            zs_store_fp32(master, i, weight);                                                      \
-            zs_store_fp32(exp_avg, i, m);                                                          \
-            zs_store_fp32(exp_avg_sq, i, v);                                                       \
-            if (working)                                                                           \
-                zs_store_##w(working, i, weight);                                                  \
-        }                                                                                          \
+        few_##g##_##w(a, i, n, coef);                                                              \
     }
+enum { WIDTH_fp32 = 4, WIDTH_bf16 = 2, WIDTH_fp16 = 2 };
 ZS_EACH_PAIR(ADAM, avx2)

@@ -14,6 +14,7 @@
 
 typedef struct job {
     MPI_Comm comm;
+    MPI_Comm leaving; /* only close meets here: nothing that a lost rank left can be taken for it */
     int rank;
     double timeout_s;
     int broken; /* a collective failed: MPI must not be called again, peers may be gone */
@@ -112,14 +113,19 @@ static int all_to_all(void *cookie, const void *send, void *recv, size_t bytes)
     return wait_for(j, started, &request);
 }
 
-static int barrier(void *cookie)
+static int barrier_on(job *j, MPI_Comm comm)
 {
-    job *j = cookie;
     if (refuse(j, 0))
         return ZS_MPI_FAILED;
     MPI_Request request;
-    int started = MPI_Ibarrier(j->comm, &request);
+    int started = MPI_Ibarrier(comm, &request);
     return wait_for(j, started, &request);
+}
+
+static int barrier(void *cookie)
+{
+    job *j = cookie;
+    return barrier_on(j, j->comm);
 }
 
 static const char *error_text(void *cookie)
@@ -136,9 +142,11 @@ static void close_job(void *cookie)
 {
     job *j = cookie;
     /* MPI_Finalize waits for all ranks without limit: only when all are here. */
-    int together = !atomic_load(&j->stop) && barrier(j) == 0;
-    if (together)
+    int together = !atomic_load(&j->stop) && barrier_on(j, j->leaving) == 0;
+    if (together) {
+        MPI_Comm_free(&j->leaving);
         MPI_Comm_free(&j->comm);
+    }
     int before = atomic_load(&open_jobs);
     if (before > 0 && atomic_fetch_sub(&open_jobs, 1) == 1 && together)
         MPI_Finalize();
@@ -186,12 +194,15 @@ int zs_mpi_entry_1(double timeout_s, zs_mpi_job *out, char *message, size_t byte
     if (!j)
         return fail_open(message, bytes, j, "no memory");
     j->timeout_s = timeout_s;
-    /* Our own communicator: what the program sends on others cannot be mistaken for ours. */
-    MPI_Request request;
-    int started = MPI_Comm_idup(MPI_COMM_WORLD, &j->comm, &request);
-    if (wait_for(j, started, &request))
-        return fail_open(message, bytes, j, j->text);
-    MPI_Comm_set_errhandler(j->comm, MPI_ERRORS_RETURN);
+    /* Our own communicators: what the program sends on others cannot be mistaken for ours. */
+    MPI_Comm *own[] = {&j->comm, &j->leaving};
+    for (int i = 0; i < 2; i++) {
+        MPI_Request request;
+        int started = MPI_Comm_idup(MPI_COMM_WORLD, own[i], &request);
+        if (wait_for(j, started, &request))
+            return fail_open(message, bytes, j, j->text);
+        MPI_Comm_set_errhandler(*own[i], MPI_ERRORS_RETURN);
+    }
 
     MPI_Comm node;
     int world = 1, local = 1;

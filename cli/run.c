@@ -108,8 +108,9 @@ static zs_status open_model(rank *r)
     zs_model_params(r->model, &r->weights, &r->params, &r->weight_count);
     zs_status status = zs_engine_commit(r->engine);
     if (status == ZS_ERR_EXISTS)
-        return zs_fail_prefix(status, "--resume goes on with the run whose state is there, another "
-                                      "--out starts a new one: ");
+        return zs_fail(status, "%s (--resume resumes it, %s chooses the directory)",
+                       zs_last_error(),
+                       r->options->optimizer.dir ? "--offload-optimizer nvme:DIR" : "--out");
     return status == ZS_OK ? zs_model_prepare(r->model) : status;
 }
 

@@ -244,33 +244,37 @@ static zs_status report(const job *j)
     return worst->status;
 }
 
-/* MPI processes that prepared well must not wait for one that did not. */
-static zs_status agree(const job *j, zs_status mine)
+/* MPI processes that prepared well must not wait for one that did not. *first: the lowest rank that
+ * failed; world: none did. */
+static zs_status agree(const job *j, int failed, int *first)
 {
-    double failed = mine != ZS_OK;
-    if (j->ranks == j->world)
-        return mine;
-    zs_status status = zs_comm_all_reduce(j->results[0].comm, "preparation", ZS_OP_MAX, &failed, 1);
-    if (mine != ZS_OK)
-        return mine;
-    if (status == ZS_OK && failed > 0)
-        return zs_fail(ZS_ERR_COMM, "another rank failed before the first step");
+    double lowest = failed ? j->rank : j->world;
+    zs_status status = ZS_OK;
+    if (j->ranks < j->world)
+        status = zs_comm_all_reduce(j->results[0].comm, "preparation", ZS_OP_MIN, &lowest, 1);
+    *first = (int)lowest;
     return status;
 }
 
 static int train(job *j)
 {
     char message[MESSAGE_BYTES];
+    int first;
     zs_status status = open_ranks(j);
     if (status != ZS_OK) {
-        zs_cli_error("%s", zs_last_error());
+        if (j->rank == 0)
+            zs_cli_error("%s", zs_last_error());
         return status == ZS_ERR_ARG ? ZS_EXIT_USAGE : ZS_EXIT_FAILED;
     }
     status = prepare(j);
     snprintf(message, sizeof(message), "%s", zs_last_error());
-    status = agree(j, status == ZS_OK ? ZS_OK : zs_fail(status, "%s", message));
-    if (status != ZS_OK) {
-        zs_cli_error("%s", zs_last_error());
+    if (agree(j, status != ZS_OK, &first) != ZS_OK) {
+        zs_cli_error("%s", status == ZS_OK ? zs_last_error() : message);
+        return ZS_EXIT_FAILED;
+    }
+    if (first < j->world) {
+        if (first == j->rank)
+            zs_cli_error("%s", message);
         return ZS_EXIT_FAILED;
     }
     if (j->options.comm == ZS_TRANSPORT_MPI)

@@ -2,9 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bad files: code 1, a message that names the thing and the fix, nothing left in --out."""
 import os
+import resource
 import shutil
+import signal
+import subprocess
 
-from cli_support import DATA, Case, main, read_safetensors, run, write_safetensors
+from cli_support import (DATA, TIMEOUT, Case, command, main, read_rows, read_safetensors,
+                         write_safetensors)
 
 
 class BadInput(Case):
@@ -107,6 +111,59 @@ class BadInput(Case):
         with open(self.path("model", "model.safetensors"), "wb") as file:
             file.write(b"\2\0\0\0\0\0\0\0{}")
         self.bad(1, "is --model's directory: choose another", *args)
+
+    def test_disk_too_small(self):
+        def limit():
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+        for ranks in (1, 2):
+            self.bad(1, "free some space", *self.small("--ranks", ranks), preexec_fn=limit)
+
+    def test_weights_not_finite(self):
+        def change(tensors):
+            dtype, shape, data = tensors["model.norm.weight"]
+            tensors["model.norm.weight"] = dtype, shape, b"\xff" * len(data)
+        self.model(change)
+        args = self.small("--steps", 20, "--metrics", self.path("m.jsonl"), "--log-level", "error")
+        args[1:3] = ["--model", self.path("model")]
+        done = self.bad(1, "finite", *args)
+        self.assertIn("skipped: the gradient norm is not finite", done.stdout)
+        rows = read_rows(self.path("m.jsonl"))
+        self.assertEqual([(r["loss"], r["grad_norm"], r["skipped"]) for r in rows],
+                         [(None, None, True)] * 4)
+
+    def test_one_rank_fails_at_start(self):
+        os.makedirs(self.path("states"))
+        with open(self.path("states", "zspill-rank00001.state"), "w") as file:
+            file.write("something else\n" * 1000)
+        self.bad(1, "rank 1: '" + self.path("states", "zspill-rank00001.state"),
+                 *self.small("--ranks", 3, "--offload-optimizer", "nvme:" + self.path("states")))
+        self.assertEqual(os.listdir(self.path("states")), ["zspill-rank00001.state"])
+
+    def test_one_rank_fails_later(self):
+        with open(self.text) as file:
+            text = file.read()
+        with open(self.text, "w") as file:
+            file.write(text * 10)
+        call = self.small("--ranks", 2, "--shuffle", "off", "--zero-stage", 3)
+        with subprocess.Popen(command(*call), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              text=True) as process:
+            process.stdout.readline()
+            os.truncate(self.text, 7001 * 32)
+            _, errors = process.communicate(timeout=TIMEOUT)
+        self.assertEqual(process.returncode, 1, errors)
+        self.assertEqual(errors, f"zspill: rank 1: --data {self.text}: reading at byte {7001 * 32} "
+                                 "failed: the file became shorter\n")
+        self.assertFalse(os.path.exists(self.path("out")))
+
+    def test_closed_pipe(self):
+        with subprocess.Popen(command(*self.small("--steps", 50)), stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True) as process:
+            process.stdout.close()
+            errors = process.stderr.read()
+            process.wait(timeout=TIMEOUT)
+        self.assertEqual(process.returncode, 1)
+        self.assertEqual(errors, "zspill: cannot write to standard output: Broken pipe\n")
 
     def test_safetensors_cases(self):
         folder = os.path.join(DATA, "safetensors_cases")

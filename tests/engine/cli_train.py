@@ -131,7 +131,7 @@ class Train(Case):
         call = self.small("--steps", 2)
         self.good(*call)
         left = os.listdir(self.path("out"))
-        self.bad(1, "--resume goes on with the run whose state is there", *call, left=left)
+        self.bad(1, "(--resume resumes it, --out chooses the directory)", *call, left=left)
         self.bad(1, "--seed was 0, now 7", *call, "--resume", "--seed", 7, left=left)
         self.bad(1, "the global batch (ranks x micro-batch x grad-accum) was 1, now 2", *call,
                  "--resume", "--grad-accum", 2, left=left)

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 
-from cli_support import BUILD, Case, PROGRAM, main, run
+from cli_support import Case, PROGRAM, main, run
 
 
 class Usage(Case):

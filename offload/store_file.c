@@ -327,7 +327,8 @@ static zs_status allocate_file(zs_store *store)
     if (error)
         return zs_fail(ZS_ERR_IO, "store '%s' cannot be allocated: %s", store->path,
                        strerror(error));
-    ZS_CHECK(write_at(store, label, sizeof label, 0));
+    if (fsync(store->lock_fd) == 0)
+        ZS_CHECK(write_at(store, label, sizeof label, 0));
     if (fsync(store->lock_fd) < 0)
         return zs_fail(ZS_ERR_IO, "store '%s' cannot be flushed: %s", store->path, strerror(errno));
     /* The name must outlive a power cut, too. */

@@ -414,6 +414,8 @@ void zs_store_close(zs_store *store)
         else if (store->file || store->geometry)
             (void)set_holder(store, 0);
         zs_fork_unguard_fd(store->lock_fd);
+        /* Closing alone would leave it to a child that is being forked right now. */
+        (void)flock(store->lock_fd, LOCK_UN);
         close(store->lock_fd);
     }
     if (store->made_dir && store->committed < 0)

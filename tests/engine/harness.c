@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "kernels/element.h"
+
 #define HYPER_LR    1e-2
 #define HYPER_DECAY 0.1
 
@@ -56,7 +58,7 @@ static float bf16_round(float v)
 
 static float fp16_round(float v)
 {
-    return (float)(_Float16)v;
+    return zs_fp32_from_fp16(zs_fp16_from_fp32(v)); /* clang 14 has no _Float16 here */
 }
 
 static float dtype_round(zs_dtype dtype, float v)

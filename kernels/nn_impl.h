@@ -10,6 +10,7 @@
 
 typedef float v8 __attribute__((vector_size(32)));
 typedef int32_t v8i __attribute__((vector_size(32)));
+typedef uint32_t v8n __attribute__((vector_size(32))); /* wraps */
 
 enum { VEC = 8, STEP = 4 * VEC };
 
@@ -84,7 +85,7 @@ INLINE v8 exp_v8(v8 x)
     p = p * r + splat(1.6666665459e-1f);
     p = p * r + splat(5.0000001201e-1f);
     p = p * (r * r) + r + splat(1.0f);
-    v8i power = ((v8i)shifted - (v8i)magic + 127) << 23;
+    v8n power = ((v8n)shifted - (v8n)magic + 127) << 23;
     return select_v8(under, splat(0.0f), p * (v8)power);
 }
 

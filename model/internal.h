@@ -10,7 +10,7 @@
 #include "model/model.h"
 
 enum {
-    ZS_TOKEN_TILE = 128,    /* most tokens of one matrix product */
+    ZS_TOKEN_TILE = 256,    /* most tokens of one matrix product */
     ZS_QUERY_TILE = 128,    /* queries whose scores are held at once */
     ZS_OUTPUT_TILE = 256,   /* rows of a weight's gradient in one task */
     ZS_VOCAB_TILE = 512,    /* rows of the head in one task */
@@ -83,6 +83,8 @@ struct zs_model {
 };
 
 /* ---- linear.c ---- */
+/* Matrix products run on the thread that asks for them, in the whole process. */
+void zs_blas_setup(void);
 static inline float *zs_model_scratch(const zs_model *model, int worker)
 {
     return model->scratch + (size_t)worker * model->scratch_numel;
@@ -137,9 +139,5 @@ int zs_head_chunk(const zs_model_config *config, int tokens);
 zs_status zs_head_run(zs_model *model, const zs_tokens *tokens, const float *x, int predictions,
                       double scale, double *loss_sum, float *dx);
 zs_status zs_head_logits(zs_model *model, const zs_tokens *tokens, const float *x, float *out);
-
-/* ---- blas.c ---- */
-/* Once a process: one thread a call, and the kernels this CPU deserves. */
-void zs_blas_setup(void);
 
 #endif

@@ -1,9 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <cblas.h>
+#include <pthread.h>
 #include <string.h>
 
 #include "base/util.h"
 #include "model/internal.h"
+
+static void one_thread(void)
+{
+    openblas_set_num_threads(1);
+}
+
+void zs_blas_setup(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, one_thread);
+}
 
 int zs_model_widest(const zs_model_config *config)
 {

@@ -9,7 +9,7 @@
 #include "base/util.h"
 #include "model/internal.h"
 
-enum { LOGITS_NUMEL = 16 << 20, LEAST_CHUNK = 64, MOST_CHUNK = 512, ROW_TILE = 8 };
+enum { LOGITS_NUMEL = 16 << 20, LEAST_CHUNK = 64, MOST_CHUNK = 512, ROW_TILE = 8, TASK_TILE = 128 };
 
 typedef struct head {
     zs_model *model;
@@ -87,7 +87,7 @@ static void head_grad_task(void *arg, size_t index, int worker)
     const head *h = arg;
     int hidden = h->w.columns;
     if (index < (size_t)h->token_tasks) {
-        int first = (int)index * ZS_TOKEN_TILE, n = ZS_MIN((int)ZS_TOKEN_TILE, h->n - first);
+        int first = (int)index * TASK_TILE, n = ZS_MIN((int)TASK_TILE, h->n - first);
         zs_linear_input_grad(h->model, worker, &h->w, n, h->logits + (size_t)first * (size_t)h->ldl,
                              h->dnorm + (size_t)(h->first + first) * (size_t)hidden, 0);
         return;
@@ -186,7 +186,7 @@ zs_status zs_head_run(zs_model *model, const zs_tokens *tokens, const float *x, 
     zs_pool_run(model->pool, norm_task, &h, (size_t)tiles(predictions, tokens->tile));
     for (h.first = 0; h.first < predictions; h.first += h.n) {
         h.n = ZS_MIN(model->head_chunk, predictions - h.first);
-        h.token_tasks = tiles(h.n, ZS_TOKEN_TILE);
+        h.token_tasks = tiles(h.n, TASK_TILE);
         zs_pool_run(model->pool, logits_task, &h, (size_t)tiles(h.w.rows, ZS_VOCAB_TILE));
         zs_pool_run(model->pool, entropy_task, &h, (size_t)tiles(h.n, ROW_TILE));
         if (!dx)

@@ -175,10 +175,14 @@ static void take_acts(zs_model *m, bump *b, uint64_t tokens, zs_acts *a)
     a->lse = take_floats(b, tokens * (uint64_t)c->heads);
 }
 
-/* Tokens of one task: large enough for efficient products, small enough to occupy the cores. */
+/* Tokens of one task: large enough for efficient products (each packs the weights anew), small
+ * enough to occupy the cores. */
 static int tile_of(int tokens)
 {
-    return tokens >= 512 ? ZS_TOKEN_TILE : tokens >= 128 ? ZS_TOKEN_TILE / 2 : ZS_TOKEN_TILE / 4;
+    return tokens >= 1024  ? ZS_TOKEN_TILE
+           : tokens >= 512 ? ZS_TOKEN_TILE / 2
+           : tokens >= 128 ? ZS_TOKEN_TILE / 4
+                           : ZS_TOKEN_TILE / 8;
 }
 
 static size_t scratch_numel(const zs_model *m)
@@ -201,7 +205,6 @@ static void lay_out(zs_model *m, bump *b)
     uint64_t tokens = (uint64_t)m->options.rows * (uint64_t)m->options.seq;
     uint64_t hidden = (uint64_t)c->hidden, vocab = (uint64_t)c->vocab;
     uint64_t q = (uint64_t)(c->heads * c->head_dim), kv = (uint64_t)(c->kv_heads * c->head_dim);
-    int least_tile = tile_of(1);
     for (int i = 0; i <= c->layers; i++) {
         float *input = take_floats(b, tokens * hidden);
         if (b->base)
@@ -224,9 +227,8 @@ static void lay_out(zs_model *m, bump *b)
     m->dx[0] = take_floats(b, tokens * hidden);
     m->dx[1] = take_floats(b, tokens * hidden);
     m->partial_stride = (int)zs_round_up(2 * hidden + 2 * (uint64_t)c->head_dim, 16);
-    /* Smaller batches have smaller tiles, but not more of them than this. */
-    uint64_t most_tiles = ZS_MAX(zs_div_up(tokens, ZS_TOKEN_TILE),
-                                 zs_div_up(ZS_MIN(tokens, 512), (uint64_t)least_tile));
+    /* Batches below 1024 tokens have smaller tiles, 8 of them at most. */
+    uint64_t most_tiles = ZS_MAX(zs_div_up(tokens, ZS_TOKEN_TILE), 8);
     m->partial = take_floats(b, most_tiles * (uint64_t)m->partial_stride);
     m->vectors = take_floats(b, 4 * hidden + 2 * (uint64_t)c->intermediate + q + 2 * kv +
                                     2 * (uint64_t)c->head_dim);

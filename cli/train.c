@@ -13,7 +13,6 @@
 #include "cli/outdir.h"
 #include "cli/run.h"
 #include "cli/signals.h"
-#include "zero/comm.h"
 
 enum { RANKS_MAX = 64, MESSAGE_BYTES = 1024 };
 

@@ -148,6 +148,9 @@ ZS_API zs_status zs_comm_open_callbacks(const zs_comm_callbacks *callbacks, int 
 ZS_API void zs_comm_close(zs_comm **comm);
 ZS_API int zs_comm_rank(const zs_comm *comm);
 ZS_API int zs_comm_world(const zs_comm *comm);
+/* Ranks that share this machine's CPUs, as far as known: those of this process, over MPI those of
+ * this machine. */
+ZS_API int zs_comm_local_ranks(const zs_comm *comm);
 /* Makes every present and later collective of all ranks fail with ZS_ERR_COMM and this message
  * (ranks as threads), or of this rank (processes; the others run into their time-out). Any thread
  * may call. */

@@ -262,7 +262,7 @@ int zs_comm_world(const zs_comm *comm)
 
 int zs_comm_local_ranks(const zs_comm *comm)
 {
-    return comm->local_ranks;
+    return comm ? comm->local_ranks : -1;
 }
 
 void zs_comm_abort(zs_comm *comm, const char *message)

@@ -22,8 +22,5 @@ zs_status zs_comm_barrier(zs_comm *comm, const char *what);
 zs_status zs_comm_agree(zs_comm *comm, const char *what, zs_status local);
 /* All ranks must bring the same bytes, else ZS_ERR_MISMATCH "what ... rank A and rank B differ". */
 zs_status zs_comm_same(zs_comm *comm, const char *what, uint64_t value);
-/* Ranks of this communicator that share this machine's CPUs, as far as known: those of this
- * process, over MPI those of this machine. */
-int zs_comm_local_ranks(const zs_comm *comm);
 
 #endif

@@ -228,6 +228,7 @@ _PLAIN = {
     "zs_comm_close": (None, [POINTER(c_void_p)]),
     "zs_comm_rank": (c_int, [c_void_p]),
     "zs_comm_world": (c_int, [c_void_p]),
+    "zs_comm_local_ranks": (c_int, [c_void_p]),
     "zs_comm_abort": (None, [c_void_p, c_char_p]),
     "zs_engine_config_init": (None, [POINTER(EngineConfig)]),
     "zs_engine_close": (None, [POINTER(c_void_p)]),

@@ -24,7 +24,7 @@ enum { EXTENT = 4 << 20, IN_FLIGHT = 8, REASON_BYTES = 512, MIB_MAX = 1 << 20, M
 
 static const char usage[] =
     "usage: zspill doctor [--size MIB] [PATH]\n\n"
-    "Says what this machine offers: instruction sets, cores, memory, io_uring, MPI, GPUs, and\n"
+    "Says what this machine offers: instruction sets, cores, memory, I/O engines, MPI, GPUs, and\n"
     "direct I/O and speed of the disk that holds the directory PATH (default: .), measured by\n"
     "writing and reading a file of MIB mebibytes (default: 256; 0: do not).\n";
 
@@ -85,13 +85,22 @@ static void say_memory(void)
             zs_format_bytes(memlock.rlim_cur, limit));
 }
 
-static void say_io_uring(void)
+static void say_engines(void)
 {
+    static const struct {
+        zs_io_engine engine;
+        const char *name;
+    } rungs[] = {{ZS_IO_URING, "io_uring"},
+                 {ZS_IO_URING_PLAIN, "io_uring_plain"},
+                 {ZS_IO_LIBAIO, "libaio"},
+                 {ZS_IO_POSIX, "posix"}};
     char reason[REASON_BYTES];
-    if (zs_io_uring_probe(reason, sizeof(reason)) == ZS_OK)
-        say("io_uring", "usable");
-    else
-        say("io_uring", "not usable: %s", reason);
+    for (size_t i = 0; i < ZS_COUNT(rungs); i++) {
+        if (zs_io_probe(rungs[i].engine, reason, sizeof(reason)) == ZS_OK)
+            say(rungs[i].name, "usable");
+        else
+            say(rungs[i].name, "not usable: %s", reason);
+    }
 }
 
 static void say_gpus(void)
@@ -263,7 +272,7 @@ int zs_cli_doctor(int argc, char **argv)
     say_memory();
     say_mpi();
     say_gpus();
-    say_io_uring();
+    say_engines();
     uint64_t bytes = (uint64_t)mib << 20;
     if (say_disk(path ? path : ".", zs_round_up(bytes, EXTENT)) != ZS_OK) {
         zs_cli_error("%s", zs_last_error());

@@ -173,7 +173,8 @@ typedef enum zs_io_engine {
     ZS_IO_AUTO = 0,
     ZS_IO_URING = 1,
     ZS_IO_POSIX = 2,
-    ZS_IO_LIBAIO = 3
+    ZS_IO_LIBAIO = 3,
+    ZS_IO_URING_PLAIN = 4 /* io_uring without registered buffers and files */
 } zs_io_engine;
 
 /* When gradients of several micro-batches are summed over the ranks: each micro-batch (the same

@@ -6,6 +6,8 @@
 
 #include "io/io.h"
 
+enum { ZS_IO_NOTE_BYTES = 640 };
+
 typedef struct zs_io_op zs_io_op;
 typedef struct zs_io_backend zs_io_backend;
 
@@ -45,21 +47,32 @@ typedef struct zs_io_backend_ops {
     void (*buffer_remove)(zs_io_backend *backend, void *base);
     void (*file_add)(zs_io_backend *backend, zs_file *file);
     void (*file_remove)(zs_io_backend *backend, zs_file *file);
+    /* 0 or a positive errno. Left out: posix_fallocate, fdatasync, and fsync of a directory. */
+    int (*allocate)(zs_io_backend *backend, zs_file *file, uint64_t bytes);
+    int (*sync)(zs_io_backend *backend, zs_file *file);
+    int (*sync_dir)(zs_io_backend *backend, const char *path, int fd);
     void (*close)(zs_io_backend *backend);
 } zs_io_backend_ops;
 
 struct zs_io_backend {
     const zs_io_backend_ops *ops;
     char description[80];
+    char note[ZS_IO_NOTE_BYTES]; /* "; not io_uring: why", from the ladder */
     /* engines extend this */
 };
 
-zs_status zs_io_posix_open(unsigned depth, zs_io_backend **out);
-/* ZS_ERR_UNSUPPORTED with the reason and the fix where there is no io_uring. */
+/* The rungs. ZS_ERR_UNSUPPORTED with the reason and the fix where one is not to be had. */
 zs_status zs_io_uring_open(unsigned depth, zs_io_backend **out);
+zs_status zs_io_uring_plain_open(unsigned depth, zs_io_backend **out);
+zs_status zs_io_aio_open(unsigned depth, zs_io_backend **out);
+zs_status zs_io_posix_open(unsigned depth, zs_io_backend **out);
 /* Takes backend over in either case. Tests bring backends of their own. */
 zs_status zs_io_open_backend(zs_io_backend *backend, unsigned depth, const zs_log *log,
                              zs_io **out);
+
+/* What file.c does where a backend does not. 0 or a positive errno. */
+int zs_file_allocate_plain(zs_file *file, uint64_t bytes);
+int zs_file_sync_plain(zs_file *file);
 
 /* For file.c. */
 const zs_log *zs_io_log(const zs_io *io);

@@ -36,7 +36,12 @@ static uint64_t free_bytes(int fd)
     return bytes;
 }
 
-static zs_status allocate(int fd, const char *path, uint64_t bytes)
+int zs_file_allocate_plain(zs_file *file, uint64_t bytes)
+{
+    return posix_fallocate(file->fd, 0, (off_t)bytes);
+}
+
+static zs_status allocate(zs_io_backend *backend, zs_file *file, uint64_t bytes)
 {
     uint64_t available;
     int error;
@@ -44,16 +49,17 @@ static zs_status allocate(int fd, const char *path, uint64_t bytes)
     if (!bytes)
         return ZS_OK;
     /* First, so that a hopeless wish does not fill the disk on its way to failing. */
-    available = free_bytes(fd);
+    available = free_bytes(file->fd);
     if (bytes > available || bytes > INT64_MAX)
-        return no_space(path, bytes, available, strerror(ENOSPC));
+        return no_space(file->path, bytes, available, strerror(ENOSPC));
     do
-        error = posix_fallocate(fd, 0, (off_t)bytes);
+        error = backend->ops->allocate ? backend->ops->allocate(backend, file, bytes)
+                                       : zs_file_allocate_plain(file, bytes);
     while (error == EINTR);
     if (error == ENOSPC || error == EFBIG || error == EDQUOT)
-        return no_space(path, bytes, free_bytes(fd), strerror(error));
+        return no_space(file->path, bytes, free_bytes(file->fd), strerror(error));
     if (error)
-        return zs_fail(ZS_ERR_IO, "file '%s': allocating %llu bytes: %s", path,
+        return zs_fail(ZS_ERR_IO, "file '%s': allocating %llu bytes: %s", file->path,
                        (unsigned long long)bytes, strerror(error));
     return ZS_OK;
 }
@@ -166,7 +172,7 @@ zs_status zs_file_open(zs_io *io, const char *path, int flags, uint64_t bytes, z
     guarded = 1;
     file->bytes = (uint64_t)st.st_size;
     if (flags & ZS_FILE_CREATE) {
-        ZS_TRY(allocate(file->fd, path, bytes));
+        ZS_TRY(allocate(backend, file, bytes));
         file->bytes = bytes;
     }
     /* After the allocation, which some file systems do with odd little writes. */
@@ -212,19 +218,45 @@ void zs_file_close(zs_file **out)
     free(file);
 }
 
+int zs_file_sync_plain(zs_file *file)
+{
+    return fdatasync(file->fd) ? errno : 0;
+}
+
 zs_status zs_file_sync(zs_io *io, zs_file *file)
 {
-    int rc;
+    zs_io_backend *backend = zs_io_get_backend(io);
+    int error;
 
     zs_io_drain_file(io, file);
     do
-        rc = fdatasync(file->fd);
-    while (rc && errno == EINTR);
-    if (rc)
-        return zs_fail(ZS_ERR_IO,
-                       "flushing '%s': %s; what was written since the last flush may be "
-                       "lost",
-                       file->path, strerror(errno));
+        error = backend->ops->sync ? backend->ops->sync(backend, file) : zs_file_sync_plain(file);
+    while (error == EINTR);
+    if (error)
+        return zs_fail(error == ENOSPC || error == EDQUOT ? ZS_ERR_NOSPACE : ZS_ERR_IO,
+                       "flushing '%s': %s; what was written since the last flush may be lost",
+                       file->path, strerror(error));
+    return ZS_OK;
+}
+
+zs_status zs_io_sync_dir(zs_io *io, const char *path)
+{
+    zs_io_backend *backend = zs_io_get_backend(io);
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int error = fd < 0 ? errno : 0;
+
+    while (!error) {
+        error = backend->ops->sync_dir ? backend->ops->sync_dir(backend, path, fd)
+                : fsync(fd)            ? errno
+                                       : 0;
+        if (error != EINTR)
+            break;
+        error = 0;
+    }
+    if (fd >= 0)
+        close(fd);
+    if (error)
+        return zs_fail(ZS_ERR_IO, "directory '%s' cannot be flushed: %s", path, strerror(error));
     return ZS_OK;
 }
 

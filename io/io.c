@@ -14,12 +14,8 @@
 #include "base/util.h"
 #include "io/backend.h"
 
-enum {
-    DEPTH_DEFAULT = 64,
-    DEPTH_MAX = 1024,
-    /* About a second without any progress is a failure. */
-    TRIES_MAX = 1000
-};
+/* About a second without any progress is a failure. */
+enum { TRIES_MAX = 1000 };
 
 typedef struct transfer {
     zs_file *file;
@@ -39,6 +35,7 @@ struct zs_io {
     transfer *queue; /* a ring; capacity is a power of two */
     size_t head, count, capacity;
     zs_io_stats stats;
+    char description[sizeof((zs_io_backend *)NULL)->description + ZS_IO_NOTE_BYTES];
 };
 
 const zs_log *zs_io_log(const zs_io *io)
@@ -54,6 +51,12 @@ zs_io_backend *zs_io_get_backend(const zs_io *io)
 int zs_io_is_forked(const zs_io *io)
 {
     return io->pid != getpid();
+}
+
+static void describe(zs_io *io)
+{
+    snprintf(io->description, sizeof io->description, "%s%s", io->backend->description,
+             io->backend->note);
 }
 
 zs_status zs_io_open_backend(zs_io_backend *backend, unsigned depth, const zs_log *log, zs_io **out)
@@ -76,49 +79,14 @@ zs_status zs_io_open_backend(zs_io_backend *backend, unsigned depth, const zs_lo
         io->ops[i].next = io->idle;
         io->idle = &io->ops[i];
     }
+    describe(io);
     *out = io;
     return ZS_OK;
 }
 
-zs_status zs_io_open(zs_io_engine engine, unsigned depth, const zs_log *log, zs_io **out)
-{
-    zs_io_backend *backend = NULL;
-    zs_status status;
-
-    *out = NULL;
-    if (depth > DEPTH_MAX)
-        return zs_fail(ZS_ERR_ARG, "block files: depth %u: use 1 to %d, or 0 for %d", depth,
-                       DEPTH_MAX, DEPTH_DEFAULT);
-    if (!depth)
-        depth = DEPTH_DEFAULT;
-    switch (engine) {
-    case ZS_IO_AUTO:
-        status = zs_io_uring_open(depth, &backend);
-        if (status == ZS_ERR_UNSUPPORTED) {
-            zs_log_print(log, ZS_LOG_INFO, "%s; using posix threads instead", zs_last_error());
-            status = zs_io_posix_open(depth, &backend);
-        }
-        break;
-    case ZS_IO_URING:
-        status = zs_io_uring_open(depth, &backend);
-        break;
-    case ZS_IO_POSIX:
-        status = zs_io_posix_open(depth, &backend);
-        break;
-    case ZS_IO_LIBAIO:
-        status = zs_fail(ZS_ERR_UNSUPPORTED, "I/O engine libaio is not in this version of zspill; "
-                                             "use auto, io_uring or posix");
-        break;
-    default:
-        status = zs_fail(ZS_ERR_ARG, "I/O engine %d: use auto (0), io_uring (1) or posix (2)",
-                         (int)engine);
-    }
-    return status == ZS_OK ? zs_io_open_backend(backend, depth, log, out) : status;
-}
-
 const char *zs_io_describe(const zs_io *io)
 {
-    return io->backend->description;
+    return io->description;
 }
 
 void zs_io_get_stats(const zs_io *io, zs_io_stats *out)
@@ -133,6 +101,7 @@ zs_status zs_io_register(zs_io *io, void *base, size_t bytes)
                        ZS_IO_ALIGN);
     if (bytes && io->backend->ops->buffer_add)
         io->backend->ops->buffer_add(io->backend, &io->log, base, bytes);
+    describe(io);
     return ZS_OK;
 }
 
@@ -140,6 +109,7 @@ void zs_io_unregister(zs_io *io, void *base)
 {
     if (io->backend->ops->buffer_remove)
         io->backend->ops->buffer_remove(io->backend, base);
+    describe(io);
 }
 
 /* ---- completions ---- */

@@ -31,15 +31,17 @@ typedef struct zs_io_stats {
     double wait_seconds; /* spent inside zs_io_wait */
 } zs_io_stats;
 
-/* depth: requests in flight, 1..1024; 0: 64. engine AUTO: io_uring, else posix threads, and says in
- * the log why not the former. By name: that engine or ZS_ERR_UNSUPPORTED with the reason. */
+/* depth: requests in flight, 1..1024; 0: 64. engine AUTO: the best of io_uring with registered
+ * buffers and files, plain io_uring, libaio, posix threads, and says in the log and in
+ * zs_io_describe why not a better one. By name: that engine or ZS_ERR_UNSUPPORTED with the reason.
+ * A machine that registers, but not as much as it is given, still is one that has io_uring. */
 zs_status zs_io_open(zs_io_engine engine, unsigned depth, const zs_log *log, zs_io **out);
 /* Waits for what is in flight. Files must have been closed. */
 void zs_io_close(zs_io **io);
-/* "io_uring (registered buffers, registered files)", "posix (8 threads)", ... */
+/* "io_uring (registered buffers, registered files)", "posix (8 threads); not io_uring: ..." */
 const char *zs_io_describe(const zs_io *io);
-/* Why io_uring cannot be used here, as one line with the fix; "" when it can. For doctor. */
-zs_status zs_io_uring_probe(char *reason, size_t bytes);
+/* Whether engine (not AUTO) can be used here; reason: why not, as one line with the fix, or "". */
+zs_status zs_io_probe(zs_io_engine engine, char *reason, size_t bytes);
 
 /* Tells the engine that transfers will come from [base, base + bytes), page-aligned; may pin it.
  * Failing to pin (RLIMIT_MEMLOCK) is logged with the fix, not an error. */
@@ -71,6 +73,8 @@ void zs_io_poll(zs_io *io);
 zs_status zs_io_wait(zs_io *io, zs_io_req *req);
 /* fdatasync, after all writes to file are done. */
 zs_status zs_file_sync(zs_io *io, zs_file *file);
+/* fsync of a directory: what was made, renamed or removed in it outlives a power cut. */
+zs_status zs_io_sync_dir(zs_io *io, const char *path);
 void zs_io_get_stats(const zs_io *io, zs_io_stats *out);
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* io_uring, with registered files and, where RLIMIT_MEMLOCK allows, registered buffers.
+/* io_uring, two rungs: with registered files and, as far as RLIMIT_MEMLOCK allows, registered
+ * buffers; and plain.
  *
  * IORING_SETUP_SINGLE_ISSUER and DEFER_TASKRUN are left off: they tie a ring to the thread that
  * made it, while a caller's backward pass may well run on another. COOP_TASKRUN spares the
@@ -36,7 +37,7 @@ typedef struct uring_backend {
     zs_io_backend base;
     struct io_uring ring;
     unsigned depth;
-    int has_files, has_buffers; /* the kernel took the tables */
+    int registers; /* the upper of the two rungs: the kernel took tables of files and buffers */
     int warned;
     int files[FILE_SLOTS]; /* 1: taken */
     slice slices[BUFFER_SLOTS];
@@ -52,7 +53,7 @@ static void describe(uring_backend *uring)
         buffers |= uring->slices[i].bytes != 0;
     snprintf(uring->base.description, sizeof uring->base.description, "io_uring (%s, %s)",
              buffers ? "registered buffers" : "plain buffers",
-             uring->has_files ? "registered files" : "plain files");
+             uring->registers ? "registered files" : "plain files");
 }
 
 /* ---- requests ---- */
@@ -208,8 +209,10 @@ static void uring_buffer_add(zs_io_backend *backend, const zs_log *log, void *ba
 {
     uring_backend *uring = (uring_backend *)backend;
     size_t done = 0;
-    int error = uring->has_buffers ? 0 : -EOPNOTSUPP;
+    int error = 0;
 
+    if (!uring->registers)
+        return;
     while (done < bytes && !error) {
         size_t part = ZS_MIN(bytes - done, (size_t)SLICE_BYTES);
         unsigned char *start = (unsigned char *)base + done;
@@ -232,7 +235,7 @@ static void uring_file_add(zs_io_backend *backend, zs_file *file)
 {
     uring_backend *uring = (uring_backend *)backend;
 
-    for (int i = 0; uring->has_files && i < FILE_SLOTS; i++) {
+    for (int i = 0; uring->registers && i < FILE_SLOTS; i++) {
         if (uring->files[i])
             continue;
         if (io_uring_register_files_update(&uring->ring, (unsigned)i, &file->fd, 1) == 1) {
@@ -354,31 +357,48 @@ static int init_ring(unsigned depth, struct io_uring *ring)
     return 0;
 }
 
-zs_status zs_io_uring_probe(char *reason, size_t bytes)
+/* Tables of files and buffers, and one page for trial: where nothing may be locked the tables alone
+ * are of no use. */
+static int register_tables(uring_backend *uring)
 {
-    struct io_uring ring;
-    int rc = init_ring(8, &ring);
-
-    if (bytes)
-        reason[0] = '\0';
-    if (rc) {
-        explain(rc, reason, bytes);
-        return zs_fail(ZS_ERR_UNSUPPORTED, "%s", reason);
-    }
-    io_uring_queue_exit(&ring);
-    return ZS_OK;
-}
-
-static int register_file_table(struct io_uring *ring)
-{
-    int none[FILE_SLOTS];
+    int none[FILE_SLOTS], rc;
+    void *page;
 
     for (int i = 0; i < FILE_SLOTS; i++)
         none[i] = -1;
-    return !io_uring_register_files(ring, none, FILE_SLOTS);
+    rc = io_uring_register_files(&uring->ring, none, FILE_SLOTS);
+    if (!rc)
+        rc = io_uring_register_buffers_sparse(&uring->ring, BUFFER_SLOTS);
+    if (rc)
+        return rc;
+    page = aligned_alloc(ZS_PAGE, ZS_PAGE);
+    if (!page)
+        return -ENOMEM;
+    rc = set_slot(uring, 0, page, ZS_PAGE);
+    if (!rc)
+        rc = set_slot(uring, 0, NULL, 0);
+    free(page);
+    return rc;
 }
 
-zs_status zs_io_uring_open(unsigned depth, zs_io_backend **out)
+static zs_status explain_tables(int error)
+{
+    struct rlimit rl = {0, 0};
+
+    getrlimit(RLIMIT_MEMLOCK, &rl);
+    if (error == -ENOMEM)
+        return zs_fail(ZS_ERR_UNSUPPORTED,
+                       "io_uring cannot register buffers: RLIMIT_MEMLOCK allows %llu bytes of "
+                       "locked memory; raise it: ulimit -l unlimited, LimitMEMLOCK=infinity for "
+                       "systemd, --ulimit memlock=-1 for docker; or use io_uring_plain",
+                       (unsigned long long)rl.rlim_cur);
+    return zs_fail(ZS_ERR_UNSUPPORTED,
+                   "io_uring cannot register buffers and files: %s; use Linux 5.19 or later, or "
+                   "io_uring_plain",
+                   strerror(-error));
+}
+
+static zs_status open_ring(unsigned depth, int registers, zs_io_backend **out)
 {
     uring_backend *uring = calloc(1, sizeof *uring);
     zs_status status;
@@ -392,6 +412,7 @@ zs_status zs_io_uring_open(unsigned depth, zs_io_backend **out)
     }
     uring->base.ops = &uring_ops;
     uring->depth = depth;
+    uring->registers = registers;
     rc = init_ring(depth, &uring->ring);
     if (rc) {
         explain(rc, reason, sizeof reason);
@@ -404,8 +425,11 @@ zs_status zs_io_uring_open(unsigned depth, zs_io_backend **out)
         io_uring_queue_exit(&uring->ring);
         goto fail;
     }
-    uring->has_files = register_file_table(&uring->ring);
-    uring->has_buffers = !io_uring_register_buffers_sparse(&uring->ring, BUFFER_SLOTS);
+    rc = registers ? register_tables(uring) : 0;
+    if (rc) {
+        uring_close(&uring->base);
+        return explain_tables(rc);
+    }
     describe(uring);
     *out = &uring->base;
     return ZS_OK;
@@ -414,4 +438,14 @@ fail:
     free(uring->live);
     free(uring);
     return status;
+}
+
+zs_status zs_io_uring_open(unsigned depth, zs_io_backend **out)
+{
+    return open_ring(depth, 1, out);
+}
+
+zs_status zs_io_uring_plain_open(unsigned depth, zs_io_backend **out)
+{
+    return open_ring(depth, 0, out);
 }

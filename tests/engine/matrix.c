@@ -154,7 +154,7 @@ int main(void)
     dir = job_temp_dir();
     if (!dir)
         return 1;
-    have_uring = zs_io_uring_probe(reason, sizeof reason) == ZS_OK;
+    have_uring = zs_io_probe(ZS_IO_URING, reason, sizeof reason) == ZS_OK;
     if (!have_uring)
         print_message("without io_uring: %s\n", reason);
     const struct CMUnitTest tests[] = {

@@ -2,26 +2,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <sys/mman.h>
 #include <sys/statfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/status.h"
 #include "base/util.h"
-#include "check.h"
-#include "io/backend.h"
-
-static char dir[64];
-static char logged[8192];
-
-static void log_line(void *cookie, zs_log_level level, const char *text)
-{
-    size_t used = strlen(logged);
-    snprintf(logged + used, sizeof logged - used, "%d %s\n", (int)level, text);
-}
-
-static const zs_log test_log = {log_line, NULL, ZS_LOG_DEBUG};
+#include "io_common.h"
 
 static zs_io_engine engine_of(void **state)
 {
@@ -33,49 +20,14 @@ static zs_io *open_io(void **state, unsigned depth)
     zs_io *io = NULL;
     char reason[256];
 
-    if (engine_of(state) == ZS_IO_URING && zs_io_uring_probe(reason, sizeof reason) != ZS_OK)
+    if (zs_io_probe(engine_of(state), reason, sizeof reason) == ZS_ERR_UNSUPPORTED)
         skip();
+    assert_string_equal(reason, "");
     assert_int_equal(zs_io_open(engine_of(state), depth, &test_log, &io), ZS_OK);
     return io;
 }
 
-static const char *path_of(const char *name)
-{
-    static char path[128];
-    snprintf(path, sizeof path, "%s/%s", dir, name);
-    return path;
-}
-
-static unsigned char *map_pages(size_t bytes)
-{
-    void *ptr = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    assert_ptr_not_equal(ptr, MAP_FAILED);
-    return ptr;
-}
-
-static void fill(unsigned char *buf, size_t bytes, uint32_t seed)
-{
-    for (size_t i = 0; i < bytes; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        buf[i] = (unsigned char)(seed >> 24);
-    }
-}
-
-/* ---- both engines ---- */
-
-static void round_trip(zs_io *io, zs_file *file, size_t bytes, uint64_t offset, unsigned char *a,
-                       unsigned char *b)
-{
-    zs_io_req req = {0};
-
-    fill(a, bytes, (uint32_t)(bytes + offset));
-    memset(b, 0, bytes);
-    assert_int_equal(zs_io_write(io, file, offset, a, bytes, &req), ZS_OK);
-    assert_int_equal(zs_io_wait(io, &req), ZS_OK);
-    assert_int_equal(zs_io_read(io, file, offset, b, bytes, &req), ZS_OK);
-    assert_int_equal(zs_io_wait(io, &req), ZS_OK);
-    assert_memory_equal(a, b, bytes);
-}
+/* ---- each rung ---- */
 
 static void test_round_trips(void **state)
 {
@@ -218,7 +170,7 @@ static void test_open_errors(void **state)
     check_message("its directory must be there");
     assert_int_equal(zs_file_open(io, path_of("absent"), 0, 0, &file), ZS_ERR_IO);
     check_message("absent' cannot be opened: No such file");
-    assert_int_equal(zs_file_open(io, dir, ZS_FILE_READ_ONLY, 0, &file), ZS_ERR_ARG);
+    assert_int_equal(zs_file_open(io, io_dir, ZS_FILE_READ_ONLY, 0, &file), ZS_ERR_ARG);
     check_message("is not a regular file");
     assert_int_equal(zs_file_open(io, path_of("x"), ZS_FILE_CREATE | ZS_FILE_READ_ONLY, 0, &file),
                      ZS_ERR_ARG);
@@ -372,22 +324,42 @@ static void test_describe(void **state)
     zs_io *io = open_io(state, 0);
     unsigned char *a = map_pages(8192);
 
-    if (engine_of(state) == ZS_IO_URING) {
-        assert_non_null(strstr(zs_io_describe(io), "io_uring ("));
-        assert_non_null(strstr(zs_io_describe(io), "plain buffers"));
-        logged[0] = '\0';
+    logged[0] = '\0';
+    switch (engine_of(state)) {
+    case ZS_IO_URING:
+        assert_string_equal(zs_io_describe(io), "io_uring (plain buffers, registered files)");
         assert_int_equal(zs_io_register(io, a, 8192), ZS_OK);
         /* Where it is not registered, the log says so. */
-        assert_true(strstr(zs_io_describe(io), "registered buffers") ||
-                    strstr(logged, "stay unregistered"));
-    } else {
-        assert_string_equal(zs_io_describe(io), "posix (8 threads)");
+        assert_true(
+            !strcmp(zs_io_describe(io), "io_uring (registered buffers, registered files)") ||
+            strstr(logged, "stay unregistered"));
+        break;
+    case ZS_IO_URING_PLAIN:
         assert_int_equal(zs_io_register(io, a, 8192), ZS_OK);
+        assert_string_equal(zs_io_describe(io), "io_uring (plain buffers, plain files)");
+        break;
+    case ZS_IO_LIBAIO:
+        assert_int_equal(zs_io_register(io, a, 8192), ZS_OK);
+        assert_string_equal(zs_io_describe(io), "libaio");
+        break;
+    default:
+        assert_int_equal(zs_io_register(io, a, 8192), ZS_OK);
+        assert_string_equal(zs_io_describe(io), "posix (8 threads)");
     }
     assert_int_equal(zs_io_register(io, a + 1, 4096), ZS_ERR_ARG);
     check_message("not aligned to 4096");
     zs_io_close(&io);
     munmap(a, 8192);
+}
+
+static void test_sync_dir(void **state)
+{
+    zs_io *io = open_io(state, 0);
+
+    assert_int_equal(zs_io_sync_dir(io, io_dir), ZS_OK);
+    assert_int_equal(zs_io_sync_dir(io, path_of("nowhere")), ZS_ERR_IO);
+    check_message("nowhere' cannot be flushed: No such file or directory");
+    zs_io_close(&io);
 }
 
 /* ---- no engine in particular ---- */
@@ -397,173 +369,45 @@ static void test_engine_names(void **state)
     zs_io *io = NULL;
     char reason[256];
 
-    assert_int_equal(zs_io_open(ZS_IO_LIBAIO, 0, NULL, &io), ZS_ERR_UNSUPPORTED);
-    check_message("libaio is not in this version");
     assert_int_equal(zs_io_open((zs_io_engine)9, 0, NULL, &io), ZS_ERR_ARG);
+    check_message("I/O engine 9: use auto (0), io_uring (1), posix (2)");
+    assert_int_equal(zs_io_probe(ZS_IO_AUTO, reason, sizeof reason), ZS_ERR_ARG);
     assert_int_equal(zs_io_open(ZS_IO_POSIX, 1025, NULL, &io), ZS_ERR_ARG);
     check_message("depth 1025: use 1 to 1024");
     logged[0] = '\0';
     assert_int_equal(zs_io_open(ZS_IO_AUTO, 0, &test_log, &io), ZS_OK);
-    if (zs_io_uring_probe(reason, sizeof reason) == ZS_OK) {
+    if (zs_io_probe(ZS_IO_URING, reason, sizeof reason) == ZS_OK) {
         assert_string_equal(logged, "");
-        assert_non_null(strstr(zs_io_describe(io), "io_uring"));
+        assert_string_equal(zs_io_describe(io), "io_uring (plain buffers, registered files)");
     } else {
         assert_non_null(strstr(logged, reason));
-        assert_non_null(strstr(logged, "using posix threads instead"));
-        assert_non_null(strstr(zs_io_describe(io), "posix"));
+        assert_non_null(strstr(zs_io_describe(io), "; not io_uring: "));
+        assert_non_null(strstr(zs_io_describe(io), reason));
     }
     zs_io_close(&io);
     zs_io_close(&io);
 }
 
-/* ---- an engine that misbehaves ---- */
-
-typedef struct fake {
-    zs_io_backend base;
-    zs_io_op *first;
-    unsigned calls;
-    unsigned longest;
-    int error;       /* of every write */
-    int interrupted; /* every other call is -EINTR, -EAGAIN or -ECANCELED */
-    int shorten;     /* transfers at most this much */
-} fake;
-
-static void fake_submit(zs_io_backend *backend, zs_io_op *op)
-{
-    fake *f = (fake *)backend;
-    uint32_t bytes = f->shorten ? ZS_MIN(op->bytes, (uint32_t)f->shorten) : op->bytes;
-    static const int codes[] = {-EINTR, -EAGAIN, -ECANCELED};
-
-    f->calls++;
-    f->longest = ZS_MAX(f->longest, op->bytes);
-    if (f->interrupted && f->calls % 2)
-        op->result = codes[f->calls % 3];
-    else if (f->error && op->write)
-        op->result = f->error;
-    else if (op->write)
-        op->result = (int)pwrite(op->file->fd, op->buf, bytes, (off_t)op->offset);
-    else
-        op->result = (int)pread(op->file->fd, op->buf, bytes, (off_t)op->offset);
-    op->next = f->first;
-    f->first = op;
-}
-
-static void fake_flush(zs_io_backend *backend)
-{
-}
-
-static zs_io_op *fake_reap(zs_io_backend *backend, int wait)
-{
-    fake *f = (fake *)backend;
-    zs_io_op *done = f->first;
-    f->first = NULL;
-    return done;
-}
-
-static void fake_close(zs_io_backend *backend)
-{
-}
-
-static const zs_io_backend_ops fake_ops = {
-    .submit = fake_submit, .flush = fake_flush, .reap = fake_reap, .close = fake_close};
-
-static void test_short_and_interrupted(void **state)
-{
-    enum { BYTES = 1283 * 4096 };
-    unsigned char *a = map_pages(BYTES), *b = map_pages(BYTES);
-    static const int lengths[] = {0, 4096, 4096 * 3 + 512};
-
-    for (size_t i = 0; i < ZS_COUNT(lengths); i++) {
-        fake f = {.base.ops = &fake_ops, .interrupted = 1, .shorten = lengths[i]};
-        zs_io *io = NULL;
-        zs_file *file = NULL;
-        zs_io_stats stats;
-        assert_int_equal(zs_io_open_backend(&f.base, 5, NULL, &io), ZS_OK);
-        assert_int_equal(zs_file_open(io, path_of("fake"), ZS_FILE_CREATE, BYTES, &file), ZS_OK);
-        round_trip(io, file, BYTES, 0, a, b);
-        assert_true(f.longest <= ZS_IO_REQUEST);
-        zs_io_get_stats(io, &stats);
-        assert_int_equal(stats.read_bytes, BYTES);
-        assert_int_equal(stats.written_bytes, BYTES);
-        zs_file_close(&file);
-        zs_io_close(&io);
-    }
-    munmap(a, BYTES);
-    munmap(b, BYTES);
-}
-
-static void test_failures(void **state)
-{
-    static const struct {
-        int error;
-        zs_status status;
-        const char *text;
-    } cases[] = {{-EIO, ZS_ERR_IO, "Input/output error"},
-                 {-ENOSPC, ZS_ERR_NOSPACE, "No space left on device"},
-                 {-EAGAIN, ZS_ERR_IO, "Resource temporarily unavailable"}};
-    enum { BYTES = 8 << 20 };
-    unsigned char *a = map_pages(BYTES);
-
-    for (size_t i = 0; i < ZS_COUNT(cases); i++) {
-        fake f = {.base.ops = &fake_ops, .error = cases[i].error};
-        zs_io *io = NULL;
-        zs_file *file = NULL;
-        zs_io_req req = {0}, read = {0};
-        assert_int_equal(zs_io_open_backend(&f.base, 1, NULL, &io), ZS_OK);
-        assert_int_equal(zs_file_open(io, path_of("fails"), ZS_FILE_CREATE, BYTES, &file), ZS_OK);
-        assert_int_equal(zs_io_write(io, file, 4096, a, BYTES - 4096, &req), ZS_OK);
-        assert_int_equal(zs_io_read(io, file, 0, a, 4096, &read), ZS_OK);
-        assert_int_equal(zs_io_wait(io, &req), cases[i].status);
-        check_message("writing 524288 bytes at offset 4096 of '");
-        check_message("/fails': ");
-        check_message(cases[i].text);
-        /* The rest of a lost transfer is not tried. */
-        assert_true(f.calls <= 1001);
-        assert_int_equal(zs_io_wait(io, &read), ZS_OK);
-        zs_file_close(&file);
-        zs_io_close(&io);
-    }
-    munmap(a, BYTES);
-}
-
-static int make_dir(void **state)
-{
-    /* A real file system where there is one: the build directory's, not /tmp. */
-    const char *root = getenv("ZSPILL_BUILD_ROOT");
-    snprintf(dir, sizeof dir, "%.40s/zspill-io-XXXXXX", root && strlen(root) < 40 ? root : "/tmp");
-    return mkdtemp(dir) ? 0 : -1;
-}
-
-static int remove_dir(void **state)
-{
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", dir);
-    return system(command);
-}
-
-#define BOTH(f)                                                                                    \
-    {#f " uring", f, NULL, NULL, (void *)&uring},                                                  \
+/* Each test over each rung. */
+#define RUNGS(f)                                                                                   \
+    {#f " io_uring", f, NULL, NULL, (void *)&uring},                                               \
+        {#f " io_uring_plain", f, NULL, NULL, (void *)&plain},                                     \
+        {#f " libaio", f, NULL, NULL, (void *)&libaio},                                            \
     {                                                                                              \
 #f " posix", f, NULL, NULL, (void *)&posix                                                 \
     }
 
 int main(void)
 {
-    static const zs_io_engine uring = ZS_IO_URING, posix = ZS_IO_POSIX;
+    static const zs_io_engine uring = ZS_IO_URING, plain = ZS_IO_URING_PLAIN, libaio = ZS_IO_LIBAIO,
+                              posix = ZS_IO_POSIX;
     const struct CMUnitTest tests[] = {
-        BOTH(test_round_trips),
-        BOTH(test_outstanding),
-        BOTH(test_many_files),
-        BOTH(test_past_end),
-        BOTH(test_open_errors),
-        BOTH(test_read_only),
-        BOTH(test_tmpfs),
-        BOTH(test_threads_take_turns),
-        BOTH(test_fork),
-        BOTH(test_describe),
-        cmocka_unit_test(test_engine_names),
-        cmocka_unit_test(test_short_and_interrupted),
-        cmocka_unit_test(test_failures),
+        RUNGS(test_round_trips), RUNGS(test_outstanding),
+        RUNGS(test_many_files),  RUNGS(test_past_end),
+        RUNGS(test_open_errors), RUNGS(test_read_only),
+        RUNGS(test_tmpfs),       RUNGS(test_threads_take_turns),
+        RUNGS(test_fork),        RUNGS(test_describe),
+        RUNGS(test_sync_dir),    cmocka_unit_test(test_engine_names),
     };
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
 }

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What stands in io_uring's way, and what is said about it. Each case runs in a child, for it
- * cannot be undone. */
+/* What stands in the way of io_uring and libaio, and what is said about it. Each case runs in a
+ * child, for it cannot be undone. */
 #include <errno.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -13,25 +12,7 @@
 #include <unistd.h>
 
 #include "base/util.h"
-#include "check.h"
-#include "io/io.h"
-
-static char logged[4096];
-
-static void log_line(void *cookie, zs_log_level level, const char *text)
-{
-    size_t used = strlen(logged);
-    snprintf(logged + used, sizeof logged - used, "%d %s\n", (int)level, text);
-}
-
-static const zs_log test_log = {log_line, NULL, ZS_LOG_DEBUG};
-
-static unsigned char *map_pages(size_t bytes)
-{
-    void *ptr = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    assert_ptr_not_equal(ptr, MAP_FAILED);
-    return ptr;
-}
+#include "io_common.h"
 
 /* With little memory to lock: unregistered, said so, and it works. */
 static void test_memlock(void **state)
@@ -43,7 +24,7 @@ static void test_memlock(void **state)
     uid_t user = 10000 + (uid_t)getpid() % 50000;
     int fd;
 
-    if (zs_io_uring_probe(reason, sizeof reason) != ZS_OK)
+    if (zs_io_probe(ZS_IO_URING, reason, sizeof reason) != ZS_OK)
         skip();
     assert_string_equal(reason, "");
     fd = mkstemp(path);
@@ -91,12 +72,59 @@ static void test_memlock(void **state)
     assert_int_equal(WEXITSTATUS(result), 0);
 }
 
-/* As container runtimes do: io_uring_setup fails with that error. */
-static int forbid_io_uring(int error)
+/* With none at all it is no io_uring that was asked for by name, and another rung with auto. */
+static int see_no_memlock(uid_t user)
+{
+    struct rlimit rl = {0, 0};
+    zs_io *io = NULL;
+
+    if (setrlimit(RLIMIT_MEMLOCK, &rl) || (!getuid() && setuid(user)))
+        return 77;
+    if (zs_io_open(ZS_IO_URING, 0, &test_log, &io) != ZS_ERR_UNSUPPORTED || io)
+        return 1;
+    if (!strstr(zs_last_error(), "RLIMIT_MEMLOCK ") || !strstr(zs_last_error(), "ulimit -l"))
+        return 2;
+    logged[0] = '\0';
+    if (zs_io_open(ZS_IO_AUTO, 0, &test_log, &io) != ZS_OK)
+        return 3;
+    if (!strstr(logged, "I/O engine io_uring is not taken: io_uring ") ||
+        !strstr(zs_io_describe(io), "; not io_uring: io_uring ") ||
+        !strstr(zs_io_describe(io), "ulimit -l"))
+        return 4;
+    zs_io_close(&io);
+    return 0;
+}
+
+static void check_child(pid_t pid)
+{
+    int result = -1;
+
+    assert_int_equal(waitpid(pid, &result, 0), pid);
+    assert_true(WIFEXITED(result));
+    if (WEXITSTATUS(result) == 77)
+        skip();
+    assert_int_equal(WEXITSTATUS(result), 0);
+}
+
+static void test_no_memlock(void **state)
+{
+    char reason[256];
+    pid_t pid;
+
+    if (zs_io_probe(ZS_IO_URING, reason, sizeof reason) != ZS_OK)
+        skip();
+    pid = fork();
+    if (!pid)
+        _exit(see_no_memlock(10000 + (uid_t)getpid() % 50000));
+    check_child(pid);
+}
+
+/* As container runtimes do: setting a ring or a context up fails with that error. */
+static int forbid(long call, int error)
 {
     struct sock_filter code[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)call, 0, 1),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (unsigned)error),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
@@ -107,74 +135,109 @@ static int forbid_io_uring(int error)
     return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
 }
 
-/* 0: all as it should be; 77: no seccomp here. */
-static int see_it_forbidden(int error, const char *expected)
+/* By name it is an error. 0: all as it should be; 77: no seccomp here. */
+static int see_it_forbidden(zs_io_engine engine, int error, const char *expected)
 {
     zs_io *io = NULL;
     char reason[256] = "";
 
-    if (forbid_io_uring(error))
+    if (forbid(engine == ZS_IO_LIBAIO ? SYS_io_setup : SYS_io_uring_setup, error))
         return 77;
-    if (zs_io_uring_probe(reason, sizeof reason) != ZS_ERR_UNSUPPORTED)
+    if (zs_io_probe(engine, reason, sizeof reason) != ZS_ERR_UNSUPPORTED)
         return 1;
     if (!strstr(reason, expected) || !strstr(zs_last_error(), expected))
         return 2;
-    /* By name it is an error, with auto it is the next engine, and the log says why. */
-    if (zs_io_open(ZS_IO_URING, 0, &test_log, &io) != ZS_ERR_UNSUPPORTED || io)
+    if (zs_io_open(engine, 0, &test_log, &io) != ZS_ERR_UNSUPPORTED || io)
         return 3;
     if (!strstr(zs_last_error(), expected))
+        return 4;
+    return 0;
+}
+
+static void check_forbidden(zs_io_engine engine, int error, const char *expected)
+{
+    char reason[256];
+    pid_t pid;
+
+    if (zs_io_probe(engine, reason, sizeof reason) != ZS_OK)
+        skip();
+    pid = fork();
+    if (!pid)
+        _exit(see_it_forbidden(engine, error, expected));
+    check_child(pid);
+}
+
+static void test_uring_forbidden(void **state)
+{
+    static const struct {
+        int error;
+        const char *expected;
+    } cases[] = {{EPERM, "forbidden, most likely by a seccomp profile (EPERM)"},
+                 {ENOSYS, "not in this kernel or hidden by a seccomp profile (ENOSYS)"},
+                 {ENOMEM, "raise it with ulimit -l"},
+                 {EMFILE, "raise the limit with ulimit -n"},
+                 {EIO, "io_uring cannot be set up: Input/output error"}};
+
+    for (size_t i = 0; i < ZS_COUNT(cases); i++) {
+        check_forbidden(ZS_IO_URING, cases[i].error, cases[i].expected);
+        check_forbidden(ZS_IO_URING_PLAIN, cases[i].error, cases[i].expected);
+    }
+}
+
+static void test_libaio_forbidden(void **state)
+{
+    check_forbidden(ZS_IO_LIBAIO, EPERM, "libaio is forbidden, most likely by a seccomp profile");
+    check_forbidden(ZS_IO_LIBAIO, ENOSYS, "libaio is not in this kernel or hidden");
+    check_forbidden(ZS_IO_LIBAIO, EAGAIN, " of fs.aio-max-nr = ");
+    check_forbidden(ZS_IO_LIBAIO, EAGAIN, "as root: sysctl fs.aio-max-nr=1048576");
+    check_forbidden(ZS_IO_LIBAIO, EIO, "libaio cannot be set up: Input/output error");
+}
+
+/* With auto it is the next rung, then the one below; log and description say why. */
+static int see_descent(void)
+{
+    zs_io *io = NULL;
+
+    if (forbid(SYS_io_uring_setup, EPERM))
+        return 77;
+    logged[0] = '\0';
+    if (zs_io_open(ZS_IO_AUTO, 0, &test_log, &io) != ZS_OK)
+        return 1;
+    if (strncmp(zs_io_describe(io), "libaio; not io_uring: io_uring is forbidden", 43) != 0 ||
+        strstr(zs_io_describe(io), "not io_uring_plain"))
+        return 2;
+    if (!strstr(logged, "I/O engine io_uring is not taken: io_uring is forbidden") ||
+        !strstr(logged, "I/O engine io_uring_plain is not taken: ") ||
+        !strstr(logged, "I/O engine libaio it is"))
+        return 3;
+    zs_io_close(&io);
+    if (forbid(SYS_io_setup, EAGAIN))
         return 4;
     logged[0] = '\0';
     if (zs_io_open(ZS_IO_AUTO, 0, &test_log, &io) != ZS_OK)
         return 5;
-    if (!strstr(zs_io_describe(io), "posix (") || !strstr(logged, expected) ||
-        !strstr(logged, "; using posix threads instead"))
+    if (strncmp(zs_io_describe(io), "posix (8 threads); not io_uring: ", 33) != 0 ||
+        !strstr(zs_io_describe(io), "; not libaio: libaio gets no room for 64 requests"))
         return 6;
+    if (!strstr(logged, "I/O engine libaio is not taken: libaio gets no room") ||
+        !strstr(logged, "I/O engine posix (8 threads) it is"))
+        return 7;
     zs_io_close(&io);
     return 0;
 }
 
-static void check_forbidden(int error, const char *expected)
+static void test_descent(void **state)
 {
     char reason[256];
-    int result = -1;
     pid_t pid;
 
-    if (zs_io_uring_probe(reason, sizeof reason) != ZS_OK)
+    if (zs_io_probe(ZS_IO_URING, reason, sizeof reason) != ZS_OK ||
+        zs_io_probe(ZS_IO_LIBAIO, reason, sizeof reason) != ZS_OK)
         skip();
     pid = fork();
     if (!pid)
-        _exit(see_it_forbidden(error, expected));
-    assert_int_equal(waitpid(pid, &result, 0), pid);
-    assert_true(WIFEXITED(result));
-    if (WEXITSTATUS(result) == 77)
-        skip();
-    assert_int_equal(WEXITSTATUS(result), 0);
-}
-
-static void test_eperm(void **state)
-{
-    check_forbidden(EPERM, "forbidden, most likely by a seccomp profile (EPERM)");
-}
-
-static void test_enosys(void **state)
-{
-    check_forbidden(ENOSYS, "not in this kernel or hidden by a seccomp profile (ENOSYS)");
-}
-
-static void test_enomem(void **state)
-{
-    check_forbidden(ENOMEM, "raise it with ulimit -l");
-}
-
-static void test_emfile(void **state)
-{
-    check_forbidden(EMFILE, "raise the limit with ulimit -n");
-}
-
-static void test_other_error(void **state)
-{
-    check_forbidden(EIO, "io_uring cannot be set up: Input/output error");
+        _exit(see_descent());
+    check_child(pid);
 }
 
 /* The kernel takes at most 1 GiB a buffer: larger ones go in slices, and what straddles two works
@@ -192,7 +255,7 @@ static void test_large_buffer(void **state)
     zs_io_req req = {0};
     int fd;
 
-    if (zs_io_uring_probe(reason, sizeof reason) != ZS_OK)
+    if (zs_io_probe(ZS_IO_URING, reason, sizeof reason) != ZS_OK)
         skip();
     if ((getrlimit(RLIMIT_MEMLOCK, &rl) || rl.rlim_cur < 2 * bytes) && getuid())
         skip();
@@ -238,10 +301,9 @@ static void test_large_buffer(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_memlock),      cmocka_unit_test(test_eperm),
-        cmocka_unit_test(test_enosys),       cmocka_unit_test(test_enomem),
-        cmocka_unit_test(test_emfile),       cmocka_unit_test(test_other_error),
-        cmocka_unit_test(test_large_buffer),
+        cmocka_unit_test(test_memlock),         cmocka_unit_test(test_no_memlock),
+        cmocka_unit_test(test_uring_forbidden), cmocka_unit_test(test_libaio_forbidden),
+        cmocka_unit_test(test_descent),         cmocka_unit_test(test_large_buffer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

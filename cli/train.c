@@ -42,6 +42,9 @@ static zs_status open_ranks(job *j)
     const zs_options *o = &j->options;
     zs_comm *comms[RANKS_MAX];
     if (o->comm == ZS_TRANSPORT_MPI) {
+        /* MPICH's UCX ends the process when the peer whose memory it copies from has died; its
+         * other transports let zspill say so. */
+        setenv("UCX_TLS", "^cma", 0);
         ZS_CHECK(zs_comm_open_mpi(o->timeout, &comms[0]));
         j->ranks = 1;
     } else {

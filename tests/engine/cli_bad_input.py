@@ -1,14 +1,23 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Bad files: code 1, a message that names the thing and the fix, nothing left in --out."""
+
 import os
 import resource
 import shutil
 import signal
 import subprocess
 
-from cli_support import (DATA, TIMEOUT, Case, command, main, read_rows, read_safetensors,
-                         write_safetensors)
+from cli_support import (
+    DATA,
+    TIMEOUT,
+    Case,
+    command,
+    main,
+    read_rows,
+    read_safetensors,
+    write_safetensors,
+)
 
 
 class BadInput(Case):
@@ -35,6 +44,7 @@ class BadInput(Case):
         def change(tensors):
             dtype, shape, data = tensors["model.norm.weight"]
             tensors["model.norm.weight"] = dtype, [shape[0] // 2, 2], data
+
         self.model(change)
         self.refused_model("model.norm.weight")
 
@@ -42,6 +52,7 @@ class BadInput(Case):
         def change(tensors):
             _, shape, data = tensors["model.norm.weight"]
             tensors["model.norm.weight"] = "I32", shape, data
+
         self.model(change)
         self.refused_model("model.norm.weight")
 
@@ -70,16 +81,22 @@ class BadInput(Case):
         rows[4][7] = 256
         tokens = self.write_tokens("tokens.safetensors", rows)
         for ranks in (1, 2):
-            self.bad(1, "id 256 in row 4, column 7 is outside the model's vocabulary of 256",
-                     *self.small("--ranks", ranks, data=tokens))
+            self.bad(
+                1,
+                "id 256 in row 4, column 7 is outside the model's vocabulary of 256",
+                *self.small("--ranks", ranks, data=tokens),
+            )
         rows[4][7] = 2
         tokens = self.write_tokens("tokens.safetensors", rows)
-        self.bad(1, "has 6 rows of 32 tokens, fewer than the 8 of a step (2 ranks x --micro-batch 2 "
-                    "x --grad-accum 2)", *self.small("--ranks", 2, "--micro-batch", 2,
-                                                     "--grad-accum", 2, data=tokens))
+        self.bad(
+            1,
+            "has 6 rows of 32 tokens, fewer than the 8 of a step (2 ranks x --micro-batch 2 "
+            "x --grad-accum 2)",
+            *self.small("--ranks", 2, "--micro-batch", 2, "--grad-accum", 2, data=tokens),
+        )
         tokens = self.write_tokens("long.safetensors", [[1] * 65])
         args = self.small(data=tokens)
-        del args[args.index("--seq-len"):args.index("--seq-len") + 2]
+        del args[args.index("--seq-len") : args.index("--seq-len") + 2]
         self.bad(1, "has rows of 65 tokens but the model has 64 positions", *args)
         self.bad(1, "has rows of 65 tokens, not --seq-len 32", *self.small(data=tokens))
         tokens = self.write_tokens("none.safetensors", [])
@@ -87,21 +104,34 @@ class BadInput(Case):
         open(self.path("empty.txt"), "w").close()
         self.bad(1, "empty.txt is empty", *self.small(data=self.path("empty.txt")))
         self.bad(1, "--data", *self.small(data=self.path("missing.txt")))
-        self.bad(1, "--seq-len 65 is longer than the model's 64 positions",
-                 *self.small("--seq-len", 65))
+        self.bad(
+            1, "--seq-len 65 is longer than the model's 64 positions", *self.small("--seq-len", 65)
+        )
         self.config = self.write_config("tiny.json", vocab_size=255)
         self.bad(1, "needs a vocabulary of 256, the model has 255", *self.small())
 
     def test_evaluation_data(self):
         tokens = self.write_tokens("masked.safetensors", [[1] * 8], labels=[[-100] * 8])
-        self.bad(1, "has no counted token", "train", "--init", self.config, "--steps", 0,
-                 "--eval-data", tokens)
+        self.bad(
+            1,
+            "has no counted token",
+            "train",
+            "--init",
+            self.config,
+            "--steps",
+            0,
+            "--eval-data",
+            tokens,
+        )
 
     def test_output(self):
         self.bad(1, "Not a directory: choose another directory", *self.small(out="text.txt"))
         self.bad(1, "Not a directory: choose another directory", *self.small(out="text.txt/below"))
-        self.bad(1, "--metrics /does/not/exist cannot be written", *self.small("--metrics",
-                                                                              "/does/not/exist"))
+        self.bad(
+            1,
+            "--metrics /does/not/exist cannot be written",
+            *self.small("--metrics", "/does/not/exist"),
+        )
         self.bad(1, "/does/not/exist", *self.small("--trace", "/does/not/exist"))
         self.bad(1, "cannot be written to", *self.small("--offload-optimizer", "nvme:/proc/none"))
         args = self.small(out="model")
@@ -116,6 +146,7 @@ class BadInput(Case):
         def limit():
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+
         for ranks in (1, 2):
             self.bad(1, "free some space", *self.small("--ranks", ranks), preexec_fn=limit)
 
@@ -123,21 +154,26 @@ class BadInput(Case):
         def change(tensors):
             dtype, shape, data = tensors["model.norm.weight"]
             tensors["model.norm.weight"] = dtype, shape, b"\xff" * len(data)
+
         self.model(change)
         args = self.small("--steps", 20, "--metrics", self.path("m.jsonl"), "--log-level", "error")
         args[1:3] = ["--model", self.path("model")]
         done = self.bad(1, "finite", *args)
         self.assertIn("skipped: the gradient norm is not finite", done.stdout)
         rows = read_rows(self.path("m.jsonl"))
-        self.assertEqual([(r["loss"], r["grad_norm"], r["skipped"]) for r in rows],
-                         [(None, None, True)] * 4)
+        self.assertEqual(
+            [(r["loss"], r["grad_norm"], r["skipped"]) for r in rows], [(None, None, True)] * 4
+        )
 
     def test_one_rank_fails_at_start(self):
         os.makedirs(self.path("states"))
         with open(self.path("states", "zspill-rank00001.state"), "w") as file:
             file.write("something else\n" * 1000)
-        self.bad(1, "rank 1: '" + self.path("states", "zspill-rank00001.state"),
-                 *self.small("--ranks", 3, "--offload-optimizer", "nvme:" + self.path("states")))
+        self.bad(
+            1,
+            "rank 1: '" + self.path("states", "zspill-rank00001.state"),
+            *self.small("--ranks", 3, "--offload-optimizer", "nvme:" + self.path("states")),
+        )
         self.assertEqual(os.listdir(self.path("states")), ["zspill-rank00001.state"])
 
     def test_one_rank_fails_later(self):
@@ -146,19 +182,27 @@ class BadInput(Case):
         with open(self.text, "w") as file:
             file.write(text * 10)
         call = self.small("--ranks", 2, "--shuffle", "off", "--zero-stage", 3)
-        with subprocess.Popen(command(*call), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                              text=True) as process:
+        with subprocess.Popen(
+            command(*call), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
             process.stdout.readline()
             os.truncate(self.text, 7001 * 32)
             _, errors = process.communicate(timeout=TIMEOUT)
         self.assertEqual(process.returncode, 1, errors)
-        self.assertEqual(errors, f"zspill: rank 1: --data {self.text}: reading at byte {7001 * 32} "
-                                 "failed: the file became shorter\n")
+        self.assertEqual(
+            errors,
+            f"zspill: rank 1: --data {self.text}: reading at byte {7001 * 32} "
+            "failed: the file became shorter\n",
+        )
         self.assertFalse(os.path.exists(self.path("out")))
 
     def test_closed_pipe(self):
-        with subprocess.Popen(command(*self.small("--steps", 50)), stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            command(*self.small("--steps", 50)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
             process.stdout.close()
             errors = process.stderr.read()
             process.wait(timeout=TIMEOUT)

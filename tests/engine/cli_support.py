@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the black-box tests of the program share: running it, small models and data for it."""
+
 import json
 import os
 import shutil
@@ -15,10 +16,22 @@ DATA = os.environ.get("ZSPILL_TEST_DATA", "")
 TIMEOUT = 300
 
 CONFIG = dict(
-    architectures=["LlamaForCausalLM"], model_type="llama", vocab_size=256, hidden_size=32,
-    intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-    max_position_embeddings=64, rms_norm_eps=1e-5, rope_theta=10000.0, tie_word_embeddings=True,
-    hidden_act="silu", initializer_range=0.05, torch_dtype="float32")
+    architectures=["LlamaForCausalLM"],
+    model_type="llama",
+    vocab_size=256,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+    rms_norm_eps=1e-5,
+    rope_theta=10000.0,
+    tie_word_embeddings=True,
+    hidden_act="silu",
+    initializer_range=0.05,
+    torch_dtype="float32",
+)
 
 
 def command(*args):
@@ -27,8 +40,9 @@ def command(*args):
 
 def run(*args, **kwargs):
     kwargs.setdefault("timeout", TIMEOUT)
-    return subprocess.run(command(*args), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          text=True, **kwargs)
+    return subprocess.run(
+        command(*args), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **kwargs
+    )
 
 
 def write_safetensors(path, tensors):
@@ -47,11 +61,13 @@ def read_safetensors(path):
     """{name: (dtype, shape, bytes)}"""
     with open(path, "rb") as file:
         blob = file.read()
-    size, = struct.unpack("<Q", blob[:8])
-    header = json.loads(blob[8:8 + size])
+    (size,) = struct.unpack("<Q", blob[:8])
+    header = json.loads(blob[8 : 8 + size])
     header.pop("__metadata__", None)
-    return {name: (t["dtype"], t["shape"], blob[8 + size:][slice(*t["data_offsets"])])
-            for name, t in header.items()}
+    return {
+        name: (t["dtype"], t["shape"], blob[8 + size :][slice(*t["data_offsets"])])
+        for name, t in header.items()
+    }
 
 
 def int32(rows):
@@ -85,14 +101,30 @@ class Case(unittest.TestCase):
         return self.path(name)
 
     def write_tokens(self, name, rows, **more):
-        write_safetensors(self.path(name), {"input_ids": int32(rows),
-                                            **{key: int32(v) for key, v in more.items()}})
+        write_safetensors(
+            self.path(name),
+            {"input_ids": int32(rows), **{key: int32(v) for key, v in more.items()}},
+        )
         return self.path(name)
 
     def small(self, *more, out="out", data=None):
         """Arguments of a run of a few seconds at most."""
-        return ["train", "--init", self.config, "--data", data or self.text, "--out",
-                self.path(out), "--seq-len", 32, "--threads", 1, "--lr", 1e-3, *more]
+        return [
+            "train",
+            "--init",
+            self.config,
+            "--data",
+            data or self.text,
+            "--out",
+            self.path(out),
+            "--seq-len",
+            32,
+            "--threads",
+            1,
+            "--lr",
+            1e-3,
+            *more,
+        ]
 
     def good(self, *args, **kwargs):
         done = run(*args, **kwargs)

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """`zspill train` from outside: metrics, evaluation, stopping and resuming."""
+
 import json
 import math
 import os
@@ -27,9 +28,24 @@ class Train(Case):
         return self.losses(self.path(name))
 
     def test_a_run(self):
-        done = self.good(*self.small(
-            "--steps", 8, "--warmup", 4, "--micro-batch", 4, "--metrics", self.path("m.jsonl"),
-            "--trace", self.path("t.json"), "--eval-data", self.text, "--eval-every", 4))
+        done = self.good(
+            *self.small(
+                "--steps",
+                8,
+                "--warmup",
+                4,
+                "--micro-batch",
+                4,
+                "--metrics",
+                self.path("m.jsonl"),
+                "--trace",
+                self.path("t.json"),
+                "--eval-data",
+                self.text,
+                "--eval-every",
+                4,
+            )
+        )
         rows = read_rows(self.path("m.jsonl"))
         steps = [r for r in rows if "loss" in r]
         self.assertEqual([r["step"] for r in steps], list(range(1, 9)))
@@ -46,8 +62,15 @@ class Train(Case):
         self.assertEqual([r["step"] for r in evaluations], [4, 8])
         self.assertLess(evaluations[1]["eval_loss"], evaluations[0]["eval_loss"])
         self.assertNotIn("grad_norm", evaluations[0])
-        for words in ("step 8/8  loss ", " grad_norm ", "tokens/s", "GFLOP/s", "left 0:00:00",
-                      "optimizer states", "eval_loss "):
+        for words in (
+            "step 8/8  loss ",
+            " grad_norm ",
+            "tokens/s",
+            "GFLOP/s",
+            "left 0:00:00",
+            "optimizer states",
+            "eval_loss ",
+        ):
             self.assertIn(words, done.stdout)
         self.assertEqual(done.stderr, "")
         with open(self.path("t.json")) as file:
@@ -63,8 +86,9 @@ class Train(Case):
         if "--offload-optimizer" in args:
             shutil.rmtree(self.path("states"))
         call = self.small(*SLOW, *args, "--metrics", self.path("m.jsonl"), "--resume")
-        with subprocess.Popen(command(*call), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                              text=True) as process:
+        with subprocess.Popen(
+            command(*call), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
             for line in process.stdout:
                 if line.startswith(f"step 3/{STEPS} "):
                     process.send_signal(signal.SIGTERM)
@@ -84,12 +108,24 @@ class Train(Case):
         self.stopped_then_resumed("--schedule", "cosine", "--warmup", 5)
 
     def test_stop_and_resume_sharded(self):
-        self.stopped_then_resumed("--ranks", 2, "--zero-stage", 3, "--offload-optimizer",
-                                  "nvme:" + self.path("states"), "--dtype", "bf16")
+        self.stopped_then_resumed(
+            "--ranks",
+            2,
+            "--zero-stage",
+            3,
+            "--offload-optimizer",
+            "nvme:" + self.path("states"),
+            "--dtype",
+            "bf16",
+        )
 
     def test_second_signal(self):
-        with subprocess.Popen(command(*self.small(*SLOW)), stdout=subprocess.PIPE,
-                              stderr=subprocess.DEVNULL, text=True) as process:
+        with subprocess.Popen(
+            command(*self.small(*SLOW)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ) as process:
             process.stdout.readline()
             process.send_signal(signal.SIGINT)
             process.send_signal(signal.SIGTERM)
@@ -99,8 +135,9 @@ class Train(Case):
     def test_killed_then_resumed(self):
         whole = self.metrics(*SLOW, name="whole.jsonl", out="whole")
         call = self.small(*SLOW, "--save-every", 2, "--metrics", self.path("m.jsonl"), "--resume")
-        with subprocess.Popen(command(*call), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                              text=True) as process:
+        with subprocess.Popen(
+            command(*call), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        ) as process:
             for line in process.stdout:
                 if line.startswith(f"step 6/{STEPS} "):
                     process.kill()
@@ -133,8 +170,15 @@ class Train(Case):
         left = os.listdir(self.path("out"))
         self.bad(1, "(--resume resumes it, --out chooses the directory)", *call, left=left)
         self.bad(1, "--seed was 0, now 7", *call, "--resume", "--seed", 7, left=left)
-        self.bad(1, "the global batch (ranks x micro-batch x grad-accum) was 1, now 2", *call,
-                 "--resume", "--grad-accum", 2, left=left)
+        self.bad(
+            1,
+            "the global batch (ranks x micro-batch x grad-accum) was 1, now 2",
+            *call,
+            "--resume",
+            "--grad-accum",
+            2,
+            left=left,
+        )
         self.bad(1, "--seq-len was 32, now 16", *call, "--resume", "--seq-len", 16, left=left)
         self.bad(1, "--shuffle was on", *call, "--resume", "--shuffle", "off", left=left)
         with open(self.text, "a") as file:
@@ -147,19 +191,35 @@ class Train(Case):
 
     def test_evaluation(self):
         self.good(*self.small("--steps", 2))
-        tokens = self.write_tokens("e.safetensors", [[(7 * r + i) % 256 for i in range(24)]
-                                                     for r in range(7)])
+        tokens = self.write_tokens(
+            "e.safetensors", [[(7 * r + i) % 256 for i in range(24)] for r in range(7)]
+        )
         losses = []
-        for args in ((), ("--ranks", 2, "--micro-batch", 3), ("--ranks", 3, "--zero-stage", 3),
-                     ("--micro-batch", 16)):
-            done = self.good("train", "--model", self.path("out"), "--steps", 0, "--threads", 1,
-                             "--eval-data", tokens, *args)
+        for args in (
+            (),
+            ("--ranks", 2, "--micro-batch", 3),
+            ("--ranks", 3, "--zero-stage", 3),
+            ("--micro-batch", 16),
+        ):
+            done = self.good(
+                "train",
+                "--model",
+                self.path("out"),
+                "--steps",
+                0,
+                "--threads",
+                1,
+                "--eval-data",
+                tokens,
+                *args,
+            )
             self.assertIn(f"{7 * 23} tokens", done.stdout)
             losses.append(float(done.stdout.split()[1]))
         for loss in losses:
             self.assertAlmostEqual(loss, losses[0], 5)
-        self.assertEqual(sorted(os.listdir(self.path("out"))),
-                         ["config.json", "model.safetensors", "state"])
+        self.assertEqual(
+            sorted(os.listdir(self.path("out"))), ["config.json", "model.safetensors", "state"]
+        )
 
     def test_rows_in_file_order(self):
         rows = [[(31 * r + i * i) % 256 for i in range(32)] for r in range(16)]
@@ -184,9 +244,18 @@ class Train(Case):
         rows = [[r] * 8 for r in range(1, 5)]
         labels = [[-100] * 8, rows[1], rows[2], rows[3]]
         tokens = self.write_tokens("t.safetensors", rows, labels=labels)
-        args = self.small("--steps", 4, "--shuffle", "off", "--metrics", self.path("m.jsonl"),
-                          "--warmup", 2, data=tokens)
-        del args[args.index("--seq-len"):args.index("--seq-len") + 2]
+        args = self.small(
+            "--steps",
+            4,
+            "--shuffle",
+            "off",
+            "--metrics",
+            self.path("m.jsonl"),
+            "--warmup",
+            2,
+            data=tokens,
+        )
+        del args[args.index("--seq-len") : args.index("--seq-len") + 2]
         done = self.good(*args)
         rows = read_rows(self.path("m.jsonl"))
         self.assertIsNone(rows[0]["loss"])

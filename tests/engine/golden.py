@@ -6,6 +6,7 @@
 
 Python's standard library only. Exit code 77 where the data is not there.
 """
+
 import json
 import os
 import struct
@@ -67,8 +68,10 @@ def near(what, got, want, tolerance):
         error = abs(a - b) / abs(b)
         worst = max(worst, error)
         if not error <= tolerance:
-            raise Failure("%s of step %d is %.9g, not %.9g: off by %.3g, more than %.3g"
-                          % (what, i + 1, a, b, error, tolerance))
+            raise Failure(
+                "%s of step %d is %.9g, not %.9g: off by %.3g, more than %.3g"
+                % (what, i + 1, a, b, error, tolerance)
+            )
     return worst
 
 
@@ -87,23 +90,60 @@ class Runs:
         self.count += 1
         tokens, metrics = self.path("tokens.safetensors"), self.path("%d.jsonl" % self.count)
         out = self.path("out%d" % self.count)
-        write_token_file(tokens, rows_of(golden["input_ids"], golden["batch"], golden["seq"]), labels)
+        write_token_file(
+            tokens, rows_of(golden["input_ids"], golden["batch"], golden["seq"]), labels
+        )
         hyper = golden["hyper"]
         command = [
-            self.program, "train", "--model", model, "--data", tokens, "--out", out, "--shuffle", "off",
-            "--steps", str(golden["steps"]), "--lr", str(hyper["lr"]), "--beta1", str(hyper["betas"][0]),
-            "--beta2", str(hyper["betas"][1]), "--eps", str(hyper["eps"]), "--weight-decay",
-            str(hyper["weight_decay"]), "--clip", str(hyper["clip"]), "--schedule", "constant", "--warmup",
-            "0", "--metrics", metrics,
+            self.program,
+            "train",
+            "--model",
+            model,
+            "--data",
+            tokens,
+            "--out",
+            out,
+            "--shuffle",
+            "off",
+            "--steps",
+            str(golden["steps"]),
+            "--lr",
+            str(hyper["lr"]),
+            "--beta1",
+            str(hyper["betas"][0]),
+            "--beta2",
+            str(hyper["betas"][1]),
+            "--eps",
+            str(hyper["eps"]),
+            "--weight-decay",
+            str(hyper["weight_decay"]),
+            "--clip",
+            str(hyper["clip"]),
+            "--schedule",
+            "constant",
+            "--warmup",
+            "0",
+            "--metrics",
+            metrics,
         ] + options
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            raise Failure("%s: exit code %d: %s" % (" ".join(command), done.returncode, done.stderr))
+            raise Failure(
+                "%s: exit code %d: %s" % (" ".join(command), done.returncode, done.stderr)
+            )
         rows = [json.loads(line) for line in open(metrics)]
         return [r for r in rows if "loss" in r], out
 
-    def compare(self, name, golden, model, options, loss_tolerance=TOLERANCE,
-                norm_tolerance=TOLERANCE, ends=True):
+    def compare(
+        self,
+        name,
+        golden,
+        model,
+        options,
+        loss_tolerance=TOLERANCE,
+        norm_tolerance=TOLERANCE,
+        ends=True,
+    ):
         labels = golden["labels"]
         if labels == "input_ids":
             labels = None
@@ -112,12 +152,18 @@ class Runs:
         rows, out = self.train(golden, model, labels, options)
         want = golden["float64"]
         loss = near("%s: loss" % name, [r["loss"] for r in rows], want["loss"], loss_tolerance)
-        norm = near("%s: grad_norm" % name, [r["grad_norm"] for r in rows], want["grad_norm"],
-                    norm_tolerance)
+        norm = near(
+            "%s: grad_norm" % name,
+            [r["grad_norm"] for r in rows],
+            want["grad_norm"],
+            norm_tolerance,
+        )
         if ends:
             got = read_weights(os.path.join(out, "model.safetensors"))
             if set(got) != set(want["end_sum_and_norm"]):
-                raise Failure("%s: parameters %s differ" % (name, set(got) ^ set(want["end_sum_and_norm"])))
+                raise Failure(
+                    "%s: parameters %s differ" % (name, set(got) ^ set(want["end_sum_and_norm"]))
+                )
             for p, (total, length) in want["end_sum_and_norm"].items():
                 # A sum may cancel to nearly nothing: measured against the norm, as all elements could be wrong alike.
                 if abs(got[p][0] - total) > 1e-3 * max(abs(total), length):
@@ -136,10 +182,23 @@ class Runs:
         golden = self.golden(golden_name)
         for stage in range(4):
             for ranks, micro, accum in ((1, 4, 2), (2, 2, 2), (4, 2, 1)):
-                self.compare("%s, stage %d, %d ranks" % (golden_name, stage, ranks), golden,
-                             self.model(model),
-                             ["--dtype", "fp32", "--zero-stage", str(stage), "--ranks", str(ranks),
-                              "--micro-batch", str(micro), "--grad-accum", str(accum)])
+                self.compare(
+                    "%s, stage %d, %d ranks" % (golden_name, stage, ranks),
+                    golden,
+                    self.model(model),
+                    [
+                        "--dtype",
+                        "fp32",
+                        "--zero-stage",
+                        str(stage),
+                        "--ranks",
+                        str(ranks),
+                        "--micro-batch",
+                        str(micro),
+                        "--grad-accum",
+                        str(accum),
+                    ],
+                )
 
     def tiny(self):
         self.stages_and_ranks("TinyStories-656K", "TinyStories-656K")
@@ -151,19 +210,32 @@ class Runs:
         self.stages_and_ranks("stories260K", "stories260K")
 
     def bf16(self):
-        for name, model in (("TinyStories-656K", "TinyStories-656K"), ("stories260K", "stories260K")):
+        for name, model in (
+            ("TinyStories-656K", "TinyStories-656K"),
+            ("stories260K", "stories260K"),
+        ):
             golden = self.golden(name)
             allowed = golden["bfloat16_max_relative_error"]["master"]
-            self.compare(name + ", bf16 weights, fp32 master", golden, self.model(model),
-                         ["--dtype", "bf16", "--zero-stage", "3", "--ranks", "2", "--micro-batch", "4"],
-                         3 * allowed["loss"], 3 * allowed["grad_norm"], ends=False)
+            self.compare(
+                name + ", bf16 weights, fp32 master",
+                golden,
+                self.model(model),
+                ["--dtype", "bf16", "--zero-stage", "3", "--ranks", "2", "--micro-batch", "4"],
+                3 * allowed["loss"],
+                3 * allowed["grad_norm"],
+                ends=False,
+            )
 
     def arch(self):
         root = os.path.join(self.data, "golden", "arch")
         for name in sorted(os.listdir(root)):
             golden = json.load(open(os.path.join(root, name, "golden.json")))
-            self.compare(name, golden, os.path.join(root, name),
-                         ["--dtype", "fp32", "--zero-stage", "3", "--ranks", "2", "--micro-batch", "2"])
+            self.compare(
+                name,
+                golden,
+                os.path.join(root, name),
+                ["--dtype", "fp32", "--zero-stage", "3", "--ranks", "2", "--micro-batch", "2"],
+            )
 
     def nll(self):
         """The mean NLL of the texts in models/golden.json."""
@@ -176,8 +248,23 @@ def check_nll(runs, name, g):
     tokens = runs.path("nll.safetensors")
     write_token_file(tokens, [g["text_ids"]], None)
     done = subprocess.run(
-        [runs.program, "train", "--model", runs.model(name), "--eval-data", tokens, "--steps", "0",
-         "--dtype", "fp32", "--out", runs.path("nll-" + name)], capture_output=True, text=True)
+        [
+            runs.program,
+            "train",
+            "--model",
+            runs.model(name),
+            "--eval-data",
+            tokens,
+            "--steps",
+            "0",
+            "--dtype",
+            "fp32",
+            "--out",
+            runs.path("nll-" + name),
+        ],
+        capture_output=True,
+        text=True,
+    )
     if done.returncode:
         raise Failure("%s: exit code %d: %s" % (name, done.returncode, done.stderr))
     words = done.stdout.split()
@@ -190,7 +277,8 @@ def check_nll(runs, name, g):
 def main():
     program, names = sys.argv[1], sys.argv[2:]
     data = os.environ.get("ZSPILL_TEST_DATA") or os.path.join(
-        os.environ.get("ZSPILL_SOURCE_ROOT", "."), "..", "shared")
+        os.environ.get("ZSPILL_SOURCE_ROOT", "."), "..", "shared"
+    )
     if not os.path.isdir(os.path.join(data, "golden")):
         print("skipped: no golden runs; set ZSPILL_TEST_DATA")
         return 77

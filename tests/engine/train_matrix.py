@@ -5,6 +5,7 @@ model it writes must not differ.
 
     train_matrix.py ZSPILL [WORLD ...]
 """
+
 import json
 import os
 import subprocess
@@ -12,10 +13,21 @@ import sys
 import tempfile
 
 CONFIG = {
-    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": 256, "hidden_size": 40,
-    "intermediate_size": 72, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 64, "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
-    "tie_word_embeddings": True, "initializer_range": 0.02, "torch_dtype": "float32",
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "vocab_size": 256,
+    "hidden_size": 40,
+    "intermediate_size": 72,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.02,
+    "torch_dtype": "float32",
 }
 
 
@@ -36,7 +48,11 @@ class Matrix:
         json.dump(CONFIG, open(self.config, "w"))
         self.text = self.path("text.txt")
         with open(self.text, "w") as f:
-            f.write("".join("%d squared is %d, and its cube %d.\n" % (i, i * i, i**3) for i in range(200)))
+            f.write(
+                "".join(
+                    "%d squared is %d, and its cube %d.\n" % (i, i * i, i**3) for i in range(200)
+                )
+            )
         self.count = 0
         self.without_uring = False
 
@@ -50,10 +66,38 @@ class Matrix:
         os.mkdir(here)
         tier = lambda name, kind: name if name != "nvme" else "nvme:" + os.path.join(here, kind)
         command = [
-            self.program, "train", "--init", self.config, "--data", self.text, "--out", os.path.join(here, "out"),
-            "--ranks", str(world), "--zero-stage", str(stage), "--offload-optimizer", tier(states, "states"),
-            "--io-engine", engine, "--seq-len", "24", "--micro-batch", "1", "--grad-accum", "2", "--steps", "3",
-            "--lr", "0.01", "--dtype", dtype, "--grad-dtype", dtype, "--metrics", os.path.join(here, "metrics.jsonl"),
+            self.program,
+            "train",
+            "--init",
+            self.config,
+            "--data",
+            self.text,
+            "--out",
+            os.path.join(here, "out"),
+            "--ranks",
+            str(world),
+            "--zero-stage",
+            str(stage),
+            "--offload-optimizer",
+            tier(states, "states"),
+            "--io-engine",
+            engine,
+            "--seq-len",
+            "24",
+            "--micro-batch",
+            "1",
+            "--grad-accum",
+            "2",
+            "--steps",
+            "3",
+            "--lr",
+            "0.01",
+            "--dtype",
+            dtype,
+            "--grad-dtype",
+            dtype,
+            "--metrics",
+            os.path.join(here, "metrics.jsonl"),
         ]
         if params != "none":
             command += ["--offload-params", tier(params, "params")]
@@ -62,7 +106,9 @@ class Matrix:
             self.without_uring = True
             return None
         if done.returncode:
-            raise SystemExit("FAILED: %s\nexit code %d: %s" % (" ".join(command), done.returncode, done.stderr))
+            raise SystemExit(
+                "FAILED: %s\nexit code %d: %s" % (" ".join(command), done.returncode, done.stderr)
+            )
         rows = [json.loads(line) for line in open(os.path.join(here, "metrics.jsonl"))]
         steps = [(r["step"], r["loss"], r["grad_norm"]) for r in rows if "loss" in r]
         if len(steps) != 3 or not steps[2][1] < steps[0][1]:
@@ -82,10 +128,16 @@ class Matrix:
             if base is None:
                 base = got
             if got[0] != base[0]:
-                raise SystemExit("FAILED: world %d, %s: %s, not %s" % (world, shape, got[0], base[0]))
+                raise SystemExit(
+                    "FAILED: world %d, %s: %s, not %s" % (world, shape, got[0], base[0])
+                )
             if got[1] != base[1]:
                 raise SystemExit("FAILED: world %d, %s: other parameters" % (world, shape))
-        print("world %d, %s: %d runs equal, losses %s" % (world, dtype, runs, [s[1] for s in base[0]]), flush=True)
+        print(
+            "world %d, %s: %d runs equal, losses %s"
+            % (world, dtype, runs, [s[1] for s in base[0]]),
+            flush=True,
+        )
 
 
 def main():

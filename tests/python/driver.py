@@ -21,7 +21,9 @@ LR, BETAS, EPS, DECAY, MAX_NORM = 3e-3, (0.9, 0.98), 1e-8, 0.1, 2.0
 
 
 def start(name):
-    return np.random.default_rng(sum(name.encode())).standard_normal(SHAPES[name], np.float32)
+    """As large as weights are, so that 1e-6 is not a rounding or two away."""
+    rng = np.random.default_rng(sum(name.encode()))
+    return np.float32(0.1) * rng.standard_normal(SHAPES[name], np.float32)
 
 
 def gradient(name, step, rank):

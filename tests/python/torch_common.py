@@ -42,11 +42,12 @@ def mean_nll(model, ids, labels):
     total, count = 0.0, 0
     with torch.no_grad():
         for row, row_labels in zip(torch.as_tensor(ids).long(), torch.as_tensor(labels).long()):
-            logits = model(input_ids=row[None]).logits[0].double()
+            counted = row_labels[1:] != -100
+            logits = model(input_ids=row[None]).logits[0, :-1][counted].double()
             total += torch.nn.functional.cross_entropy(
-                logits[:-1], row_labels[1:], ignore_index=-100, reduction="sum"
+                logits, row_labels[1:][counted], reduction="sum"
             ).item()
-            count += int((row_labels[1:] != -100).sum())
+            count += int(counted.sum())
     return total / count
 
 

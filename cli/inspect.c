@@ -251,9 +251,8 @@ static int inspect_state(const char *path, uint64_t *elements)
         uint64_t numel = 0;
         for (size_t i = 0; i < super->shard_count; i++)
             numel += super->shards[i].numel;
-        printf("    rank %d of %d, generation %llu, fingerprint %016llx\n", super->rank,
-               super->world, (unsigned long long)super->generation,
-               (unsigned long long)super->fingerprint);
+        printf("    rank %d of %d, lineage %llu, fingerprint %016llx\n", super->rank, super->world,
+               (unsigned long long)super->lineage, (unsigned long long)super->fingerprint);
         printf("    %zu shards, %llu elements, %zu chunks of at most %llu\n", super->shard_count,
                (unsigned long long)numel, super->chunk_count,
                (unsigned long long)super->chunk_numel);

@@ -106,8 +106,8 @@ zs_status zs_states_commit_prepare(zs_states *states)
     return status;
 }
 
-zs_status zs_states_commit_publish(zs_states *states, uint64_t step, const void *header,
-                                   size_t header_bytes)
+zs_status zs_states_commit_publish(zs_states *states, uint64_t commit, uint64_t step,
+                                   const void *header, size_t header_bytes)
 {
     zs_status status;
     ZS_CHECK(need_store(states));
@@ -118,7 +118,8 @@ zs_status zs_states_commit_publish(zs_states *states, uint64_t step, const void 
     zs_store *store = &states->store;
     const zs_store_geometry *geometry = &states->geometry;
     zs_superblock super = {.fingerprint = states->config.fingerprint,
-                           .generation = states->generation,
+                           .lineage = states->lineage,
+                           .commit = commit,
                            .sequence = 1,
                            .step = step,
                            .chunk_numel = geometry->chunk_numel,
@@ -165,7 +166,7 @@ fail:
     return status;
 }
 
-zs_status zs_states_committed(zs_states *states, uint64_t steps[2], int *count)
+zs_status zs_states_committed(zs_states *states, uint64_t commits[2], int *count)
 {
     ZS_CHECK(need_store(states));
     const zs_store *store = &states->store;
@@ -179,8 +180,8 @@ zs_status zs_states_committed(zs_states *states, uint64_t steps[2], int *count)
     }
     for (int i = 0; i < 2; i++)
         if (store->whole[order[i]] &&
-            store->super[order[i]].generation == store->super[store->committed].generation)
-            steps[(*count)++] = store->super[order[i]].step;
+            store->super[order[i]].lineage == store->super[store->committed].lineage)
+            commits[(*count)++] = store->super[order[i]].commit;
     return ZS_OK;
 }
 
@@ -201,18 +202,18 @@ static zs_status resume_chunk(zs_states *states, zs_entry *entry, void *arg)
     return ZS_OK;
 }
 
-zs_status zs_states_resume(zs_states *states, uint64_t step, void *header, size_t *header_bytes)
+zs_status zs_states_resume(zs_states *states, uint64_t commit, void *header, size_t *header_bytes)
 {
     ZS_CHECK(need_store(states));
     zs_store *store = &states->store;
     int found = -1;
     for (int i = 0; i < 2; i++)
-        if (store->whole[i] && store->super[i].step == step &&
+        if (store->whole[i] && store->super[i].commit == commit &&
             (found < 0 || store->super[i].sequence > store->super[found].sequence))
             found = i;
     if (found < 0)
-        return zs_fail(ZS_ERR_ARG, "store '%s' holds no commit of step %llu", store->path,
-                       (unsigned long long)step);
+        return zs_fail(ZS_ERR_ARG, "store '%s' holds no commit %llu", store->path,
+                       (unsigned long long)commit);
     const zs_superblock *super = &store->super[found];
     if (super->fingerprint != states->config.fingerprint)
         return zs_fail(
@@ -237,7 +238,7 @@ zs_status zs_states_resume(zs_states *states, uint64_t step, void *header, size_
     }
     ZS_CHECK(zs_pass_run(states, &pass));
     store->committed = found;
-    states->generation = super->generation;
+    states->lineage = super->lineage;
     if (header)
         memcpy(header, super->header, ZS_MIN(*header_bytes, super->header_bytes));
     *header_bytes = super->header_bytes;

@@ -169,9 +169,12 @@ static zs_status open_resident(zs_states *states)
 static zs_status open_store(zs_states *states, uint64_t *stored_chunk)
 {
     zs_states_config *config = &states->config;
-    ZS_CHECK(zs_store_lock(config->dir, config->rank, config->log, &states->store));
+    ZS_CHECK(
+        zs_store_lock(config->dir, config->generation, config->rank, config->log, &states->store));
     states->has_store = 1;
-    const zs_store *store = &states->store;
+    zs_store *store = &states->store;
+    if (config->abandon)
+        zs_store_abandon(store);
     if (!store->exists)
         return ZS_OK;
     if (!config->resume)
@@ -250,9 +253,9 @@ zs_status zs_states_open(const zs_states_config *config, zs_states **out)
         ZS_TRY(zs_store_allocate(store, &states->geometry, config->io, config->device,
                                  config->ledger));
         ZS_TRY(book(states));
-        states->generation = 1;
+        states->lineage = 1;
         if (store->committed >= 0)
-            states->generation += store->super[store->committed].generation;
+            states->lineage += store->super[store->committed].lineage;
         if (store->committed >= 0)
             for (size_t c = 0; c < states->geometry.chunk_count; c++)
                 states->chunks[c].committed = store->super[store->committed].slots[c].slot;
@@ -270,6 +273,11 @@ zs_status zs_states_open(const zs_states_config *config, zs_states **out)
 fail:
     zs_states_close(&states);
     return status;
+}
+
+uint64_t zs_states_chunk_numel(const zs_states *states)
+{
+    return states->config.chunk_numel;
 }
 
 void zs_states_close(zs_states **out)

@@ -35,6 +35,8 @@ typedef struct zs_states_config {
     uint64_t buffer_bytes; /* of the ring; 0: chosen */
     uint64_t chunk_numel;  /* multiple of 4096; 0: chosen */
     uint64_t fingerprint;
+    uint64_t generation; /* of the store file: 1, 2, ...; 0 is taken as 1 */
+    int abandon;         /* 1: what a store file of this name holds is not in force: start over */
     int resume; /* 0: an existing store is ZS_ERR_EXISTS; 1: kept until the first commit replaces it
                  */
     zs_io *io;  /* borrowed, as all below; may be NULL when dir is NULL and params is NULL */
@@ -55,6 +57,9 @@ typedef struct zs_states_config {
 zs_status zs_states_open(const zs_states_config *config, zs_states **out);
 /* Waits for I/O in flight. A store that was never committed is removed. */
 void zs_states_close(zs_states **states);
+
+/* Elements of a chunk, as chosen. */
+uint64_t zs_states_chunk_numel(const zs_states *states);
 
 /* What a step needs for one shard. */
 typedef struct zs_states_input {
@@ -88,14 +93,15 @@ zs_status zs_states_flush(zs_states *states);
  * committed one: from then on this step is what a resume finds. */
 enum { ZS_STATES_HEADER_MAX = 8192 };
 zs_status zs_states_commit_prepare(zs_states *states);
-zs_status zs_states_commit_publish(zs_states *states, uint64_t step, const void *header,
-                                   size_t header_bytes);
+/* commit: the caller's number for it, the same on all ranks and growing; step: for people. */
+zs_status zs_states_commit_publish(zs_states *states, uint64_t commit, uint64_t step,
+                                   const void *header, size_t header_bytes);
 
-/* What is there to resume from: up to two committed steps, newest first (*count 0: none). */
-zs_status zs_states_committed(zs_states *states, uint64_t steps[2], int *count);
-/* Takes up the commit of step: checks fingerprint, geometry and checksums, and leaves master and
- * moments as committed (resident ones are loaded). header gets at most *header_bytes bytes;
- * *header_bytes becomes the number stored. */
-zs_status zs_states_resume(zs_states *states, uint64_t step, void *header, size_t *header_bytes);
+/* What is there to resume from: the numbers of up to two commits, newest first (*count 0: none). */
+zs_status zs_states_committed(zs_states *states, uint64_t commits[2], int *count);
+/* Takes up that commit: checks fingerprint, geometry and checksums, and leaves master and moments
+ * as committed (resident ones are loaded). header gets at most *header_bytes bytes; *header_bytes
+ * becomes the number stored. */
+zs_status zs_states_resume(zs_states *states, uint64_t commit, void *header, size_t *header_bytes);
 
 #endif

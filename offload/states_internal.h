@@ -52,8 +52,8 @@ struct zs_states {
 
     zs_store store;
     int has_store;
-    uint64_t generation; /* of what is committed next: a new one unless resumed */
-    int broken;          /* a step or commit failed half-way: only a resume or close is left */
+    uint64_t lineage; /* of what is committed next: a new one unless resumed */
+    int broken;       /* a step or commit failed half-way: only a resume or close is left */
 
     zs_mem ring;
     int registered;

@@ -18,12 +18,13 @@ enum {
     SUPER_FINGERPRINT = 24,
     SUPER_WORLD = 32,
     SUPER_RANK = 36,
-    SUPER_GENERATION = 40,
+    SUPER_LINEAGE = 40,
     SUPER_SEQUENCE = 48,
     SUPER_STEP = 56,
     SUPER_CHUNK_NUMEL = 64,
     SUPER_SHARDS = 72,
     SUPER_CHUNKS = 80,
+    SUPER_COMMIT = 88,
     SUPER_FIXED = 128,
     SHARD_RECORD = 16,
     CHUNK_RECORD = 16
@@ -136,7 +137,8 @@ void zs_superblock_encode(const zs_superblock *super, unsigned char *out)
     put64(out + SUPER_FINGERPRINT, super->fingerprint);
     put32(out + SUPER_WORLD, (uint32_t)super->world);
     put32(out + SUPER_RANK, (uint32_t)super->rank);
-    put64(out + SUPER_GENERATION, super->generation);
+    put64(out + SUPER_LINEAGE, super->lineage);
+    put64(out + SUPER_COMMIT, super->commit);
     put64(out + SUPER_SEQUENCE, super->sequence);
     put64(out + SUPER_STEP, super->step);
     put64(out + SUPER_CHUNK_NUMEL, super->chunk_numel);
@@ -180,7 +182,8 @@ zs_status zs_superblock_decode(const unsigned char *data, uint64_t bytes, zs_sup
     out->fingerprint = get64(data + SUPER_FINGERPRINT);
     out->world = (int)get32(data + SUPER_WORLD);
     out->rank = (int)get32(data + SUPER_RANK);
-    out->generation = get64(data + SUPER_GENERATION);
+    out->lineage = get64(data + SUPER_LINEAGE);
+    out->commit = get64(data + SUPER_COMMIT);
     out->sequence = get64(data + SUPER_SEQUENCE);
     out->step = get64(data + SUPER_STEP);
     out->chunk_numel = get64(data + SUPER_CHUNK_NUMEL);

@@ -47,7 +47,9 @@ typedef struct zs_store_slot {
 } zs_store_slot;
 
 typedef struct zs_superblock {
-    uint64_t fingerprint, generation, sequence, step, chunk_numel;
+    uint64_t fingerprint, sequence, step, chunk_numel;
+    uint64_t lineage; /* commits that follow from each other; another one began without resuming */
+    uint64_t commit;  /* the engine's number of it, the same on all ranks */
     int rank, world;
     zs_store_shard *shards;
     size_t shard_count;
@@ -97,10 +99,20 @@ typedef struct zs_store {
     const zs_log *log;
 } zs_store;
 
+/* Path of a rank's store file; to be freed. Generations (1, 2, ...) are the files that a change of
+ * shape at resume leaves behind: zspill-rank00000.state, zspill-rank00000.g2.state, ... */
+char *zs_store_path(const char *dir, uint64_t generation, int rank);
 /* Makes the directory (its last component), opens and locks the file of this rank, and reads what
  * superblocks there are. A file that is not a store is an error; so is one whose superblocks are
  * all damaged. */
-zs_status zs_store_lock(const char *dir, int rank, const zs_log *log, zs_store *out);
+zs_status zs_store_lock(const char *dir, uint64_t generation, int rank, const zs_log *log,
+                        zs_store *out);
+/* What the file holds is not in force any more: it will be laid out afresh, and is removed at close
+ * if nothing is committed to it then. */
+void zs_store_abandon(zs_store *store);
+/* Removes the store files in dir that belong to none of the generations keep[2]; those that are no
+ * stores, or that somebody holds, stay. */
+void zs_store_sweep(const char *dir, const uint64_t keep[2]);
 /* Reads what superblocks the file at path has, without locking or changing anything; also while
  * another process trains with it (a superblock that is being written may then look damaged). For
  * zs_store_close only. */

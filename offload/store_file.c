@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -247,18 +248,26 @@ static zs_status read_existing(zs_store *store)
     return ZS_OK;
 }
 
-zs_status zs_store_lock(const char *dir, int rank, const zs_log *log, zs_store *out)
+char *zs_store_path(const char *dir, uint64_t generation, int rank)
+{
+    char *path = NULL;
+    int length = generation > 1 ? asprintf(&path, "%s/zspill-rank%05d.g%llu.state", dir, rank,
+                                           (unsigned long long)generation)
+                                : asprintf(&path, "%s/zspill-rank%05d.state", dir, rank);
+    return length < 0 ? NULL : path;
+}
+
+zs_status zs_store_lock(const char *dir, uint64_t generation, int rank, const zs_log *log,
+                        zs_store *out)
 {
     zs_status status;
     *out = (zs_store){.lock_fd = -1, .committed = -1, .rank = rank, .log = log};
-    size_t bytes = strlen(dir) + 64;
     out->dir = strdup(dir);
-    out->path = malloc(bytes);
+    out->path = zs_store_path(dir, generation, rank);
     if (!out->dir || !out->path) {
         status = zs_fail(ZS_ERR_NOMEM, "no memory for the store's path");
         goto fail;
     }
-    snprintf(out->path, bytes, "%s/zspill-rank%05d.state", dir, rank);
     if (mkdir(dir, 0777) == 0) {
         out->made_dir = 1;
     } else if (errno != EEXIST) {
@@ -272,6 +281,52 @@ zs_status zs_store_lock(const char *dir, int rank, const zs_log *log, zs_store *
 fail:
     zs_store_close(out);
     return status;
+}
+
+void zs_store_abandon(zs_store *store)
+{
+    for (int i = 0; i < 2; i++) {
+        zs_superblock_free(&store->super[i]);
+        store->super[i] = (zs_superblock){0};
+        store->whole[i] = store->damaged[i] = 0;
+    }
+    store->exists = 0;
+    store->committed = -1;
+}
+
+/* The generation of a store file by its name; 0: not such a name. */
+static uint64_t generation_of(const char *name)
+{
+    int rank, end = 0;
+    unsigned long long generation = 1;
+    if (sscanf(name, "zspill-rank%5d.state%n", &rank, &end) == 1 && end && !name[end])
+        return 1;
+    end = 0;
+    if (sscanf(name, "zspill-rank%5d.g%llu.state%n", &rank, &generation, &end) == 2 && end &&
+        !name[end])
+        return generation;
+    return 0;
+}
+
+void zs_store_sweep(const char *dir, const uint64_t keep[2])
+{
+    DIR *entries = opendir(dir);
+    for (struct dirent *entry; entries && (entry = readdir(entries));) {
+        const uint64_t generation = generation_of(entry->d_name);
+        unsigned char magic[sizeof label_magic];
+        if (!generation || generation == keep[0] || generation == keep[1])
+            continue;
+        const int fd = openat(dirfd(entries), entry->d_name, O_RDONLY | O_CLOEXEC);
+        if (fd < 0)
+            continue;
+        if (flock(fd, LOCK_EX | LOCK_NB) == 0 &&
+            read_at(fd, magic, sizeof magic, 0) == (ssize_t)sizeof magic &&
+            memcmp(magic, label_magic, sizeof magic) == 0)
+            (void)unlinkat(dirfd(entries), entry->d_name, 0);
+        close(fd);
+    }
+    if (entries)
+        closedir(entries);
 }
 
 zs_status zs_store_peek(const char *path, const zs_log *log, zs_store *out)

@@ -39,6 +39,7 @@ static zs_status agree_on_config(zs_engine *e)
         {"max_live_params", c->max_live_params},
         {"resume", (uint64_t)(c->resume != 0)},
         {"whether state_dir is set", c->state_dir != NULL},
+        {"chunk_numel", c->chunk_numel},
         {"the fingerprint", c->fingerprint},
         {"the number of parameter groups", e->group_count},
         {"the number of parameters", e->param_count},
@@ -221,6 +222,8 @@ static zs_status open_states(zs_engine *e)
         .buffer_bytes = c->buffer_bytes,
         .chunk_numel = c->chunk_numel,
         .fingerprint = c->fingerprint,
+        .generation = e->own ? e->own->generation : 0,
+        .abandon = e->own && (!e->manifest || e->manifest->generation != e->own->generation),
         .resume = c->resume,
         .io = e->io,
         .device = e->device,
@@ -234,6 +237,8 @@ static zs_status open_states(zs_engine *e)
     };
     zs_status status = zs_states_open(&states, &e->states);
     free(shards);
+    if (status == ZS_OK && e->own)
+        e->own->chunk_numel = zs_states_chunk_numel(e->states);
     return status;
 }
 
@@ -277,6 +282,8 @@ static zs_status build(zs_engine *e)
     ZS_CHECK(check_units(e));
     ZS_CHECK(lay_out(e));
     ZS_CHECK(set_live_budget(e));
+    if (e->config.state_dir)
+        ZS_CHECK(zs_state_open(e));
     if (e->config.state_dir || e->config.param_tier == ZS_TIER_NVME)
         ZS_CHECK(zs_io_open(e->config.io_engine, 0, &e->log, &e->io));
     for (size_t i = 0; i < e->flat_count; i++)

@@ -270,6 +270,8 @@ void zs_engine_close(zs_engine **engine)
     free(e->units);
     free(e->groups);
     free(e->scratch);
+    zs_manifest_free(&e->manifest);
+    zs_manifest_free(&e->own);
     free(e->state_dir);
     free(e->param_dir);
     free(e->broken_why);
@@ -350,6 +352,10 @@ static zs_status check_param(const zs_engine *e, const zs_param_config *c, uint6
                        sizeof *c);
     if (!c->name || !*c->name)
         return zs_fail(ZS_ERR_ARG, "zs_param_add: parameter %zu has no name", e->param_count);
+    for (const char *at = c->name; *at; at++)
+        if ((unsigned char)*at < ' ')
+            return zs_fail(ZS_ERR_ARG, "the name of parameter %zu has a control character (%d)",
+                           e->param_count, *at);
     if (c->ndim < 0 || c->ndim > ZS_MAX_DIMS || (c->ndim && !c->shape))
         return zs_fail(ZS_ERR_ARG, "parameter '%s': ndim is %d; it must be 0 to %d, with a shape",
                        c->name, c->ndim, ZS_MAX_DIMS);

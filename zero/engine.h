@@ -19,8 +19,10 @@
 #include "kernels/math.h"
 #include "offload/param_file.h"
 #include "offload/states.h"
+#include "offload/store.h"
 #include "zero/comm.h"
 #include "zero/layout.h"
+#include "zero/manifest.h"
 #include "zspill.h"
 
 typedef struct zs_flat {
@@ -160,8 +162,14 @@ struct zs_engine {
     int micro_index;
     int32_t next_reduce; /* fixed order of reductions when gradients may be missing */
 
+    /* state: what the directory's manifest says, and what ours will say. Their generations differ
+     * until our first commit. */
+    zs_manifest *manifest; /* NULL: there is none */
+    zs_manifest *own;      /* NULL: no state_dir */
+
     /* step */
     uint64_t step;
+    uint64_t commit; /* number of the last commit */
     double loss_scale;
     int good_steps, skipped_in_row;
     zs_states_input *inputs;
@@ -233,6 +241,17 @@ zs_status zs_gather_invalidate(zs_engine *e);
 /* Starts reading what is likely to be acquired next. */
 zs_status zs_gather_prefetch(zs_engine *e);
 void zs_gather_close(zs_engine *e);
+
+/* zero/state.c. Reads the manifest, decides which generation of store files this engine uses, and
+ * agrees on it with the other ranks. */
+zs_status zs_state_open(zs_engine *e);
+/* Takes over what a commit's header says; *user_bytes as in zs_state_resume. */
+zs_status zs_state_decode(zs_engine *e, const void *header, size_t header_bytes, void *user,
+                          size_t *user_bytes);
+
+/* zero/reshape.c. Takes over the newest commit of another shape, which e->manifest describes, into
+ * masters, moments and working copies of the held part. Not collective. */
+zs_status zs_reshape_load(zs_engine *e, void *user, size_t *user_bytes);
 
 /* zero/weights.c. Brings working copies of the held part to where the tier keeps them and, at
  * stages 1 and 2, to all ranks. */

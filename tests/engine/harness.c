@@ -356,7 +356,7 @@ static void *rank_main(void *arg)
     zs_engine *e = NULL;
     zs_engine_config config = j->config;
     char params[512];
-    snprintf(params, sizeof params, "%s/params", j->dir ? j->dir : "");
+    snprintf(params, sizeof params, "%s-params", j->dir ? j->dir : "");
     config.state_dir =
         j->dir && (config.optimizer_tier == ZS_TIER_NVME || j->commit_at || j->use_resume) ? j->dir
                                                                                            : NULL;
@@ -490,7 +490,7 @@ const char *job_temp_dir(void)
 void job_clean(const char *dir)
 {
     char command[600];
-    snprintf(command, sizeof command, "rm -rf '%s'", dir);
+    snprintf(command, sizeof command, "rm -rf '%s' '%s-params'", dir, dir);
     if (system(command))
         fprintf(stderr, "%s is left behind\n", dir);
 }

@@ -278,7 +278,7 @@ zs_status rig_commit(rig *r)
     char header[HEADER_BYTES];
     make_header(header, r->step);
     ZS_CHECK(zs_states_commit_prepare(r->states));
-    return zs_states_commit_publish(r->states, r->step, header, sizeof header);
+    return zs_states_commit_publish(r->states, r->step, r->step, header, sizeof header);
 }
 
 zs_status rig_resume(rig *r, int *found)

@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "offload/reader.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/crc32c.h"
+#include "base/status.h"
+#include "base/util.h"
+
+struct zs_store_reader {
+    char *path;
+    int fd;
+    zs_store store; /* superblocks as zs_store_peek found them */
+    const zs_superblock *super;
+    zs_store_geometry geometry;
+    /* the chunk that is in memory, for each array */
+    float *data[ZS_STORE_ARRAYS];
+    size_t chunk[ZS_STORE_ARRAYS];
+};
+
+static const size_t NONE = (size_t)-1;
+
+static zs_status find_commit(zs_store_reader *r, uint64_t commit)
+{
+    for (int i = 0; i < 2; i++)
+        if (r->store.whole[i] && r->store.super[i].commit == commit)
+            r->super = &r->store.super[i];
+    if (!r->super)
+        return zs_fail(ZS_ERR_CORRUPT, "store '%s' holds no whole commit %llu", r->path,
+                       (unsigned long long)commit);
+    return ZS_OK;
+}
+
+zs_status zs_store_reader_open(const char *path, uint64_t commit, const zs_log *log,
+                               zs_store_reader **out)
+{
+    zs_status status;
+    zs_store_reader *r = calloc(1, sizeof *r);
+    *out = NULL;
+    if (!r)
+        return zs_fail(ZS_ERR_NOMEM, "no memory for a reader of store '%s'", path);
+    r->fd = -1;
+    r->store.lock_fd = -1;
+    for (int a = 0; a < ZS_STORE_ARRAYS; a++)
+        r->chunk[a] = NONE;
+    r->path = strdup(path);
+    if (!r->path) {
+        status = zs_fail(ZS_ERR_NOMEM, "no memory for a reader of store '%s'", path);
+        goto fail;
+    }
+    ZS_TRY(zs_store_peek(path, log, &r->store));
+    ZS_TRY(find_commit(r, commit));
+    ZS_TRY(zs_store_geometry_make(r->super->rank, r->super->world, r->super->chunk_numel,
+                                  r->super->shards, r->super->shard_count, &r->geometry));
+    if (r->geometry.chunk_count != r->super->chunk_count) {
+        status = zs_fail(ZS_ERR_CORRUPT, "store '%s' lists %zu chunks where its shards make %zu",
+                         path, r->super->chunk_count, r->geometry.chunk_count);
+        goto fail;
+    }
+    r->fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (r->fd < 0) {
+        status = zs_fail(ZS_ERR_IO, "store '%s' cannot be opened: %s", path, strerror(errno));
+        goto fail;
+    }
+    *out = r;
+    return ZS_OK;
+fail:
+    zs_store_reader_close(&r);
+    return status;
+}
+
+void zs_store_reader_close(zs_store_reader **reader)
+{
+    zs_store_reader *r = reader ? *reader : NULL;
+    if (!r)
+        return;
+    *reader = NULL;
+    if (r->fd >= 0)
+        close(r->fd);
+    for (int a = 0; a < ZS_STORE_ARRAYS; a++)
+        free(r->data[a]);
+    zs_store_geometry_free(&r->geometry);
+    zs_store_close(&r->store);
+    free(r->path);
+    free(r);
+}
+
+const zs_superblock *zs_store_reader_super(const zs_store_reader *r)
+{
+    return r->super;
+}
+
+const zs_store_geometry *zs_store_reader_geometry(const zs_store_reader *r)
+{
+    return &r->geometry;
+}
+
+static zs_status read_all(const zs_store_reader *r, void *to, size_t bytes, uint64_t offset)
+{
+    size_t done = 0;
+    while (done < bytes) {
+        ssize_t n = pread(r->fd, (char *)to + done, bytes - done, (off_t)(offset + done));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return zs_fail(ZS_ERR_IO, "store '%s': reading %zu bytes at %llu: %s", r->path, bytes,
+                           (unsigned long long)offset, strerror(errno));
+        if (n == 0)
+            return zs_fail(ZS_ERR_CORRUPT,
+                           "store '%s' ends at %llu, inside what it should hold: "
+                           "restore the file from a copy",
+                           r->path, (unsigned long long)(offset + done));
+        done += (size_t)n;
+    }
+    return ZS_OK;
+}
+
+/* Brings one array of a chunk into memory. */
+static zs_status load(zs_store_reader *r, size_t chunk, int array)
+{
+    static const char *const names[] = {"master", "exp_avg", "exp_avg_sq"};
+    const zs_store_chunk *c = &r->geometry.chunks[chunk];
+    const zs_store_slot *slot = &r->super->slots[chunk];
+    const size_t bytes = c->numel * sizeof(float);
+    const uint64_t offset = zs_store_slot_offset(c, slot->slot) + (uint64_t)array * c->stride;
+    if (r->chunk[array] == chunk)
+        return ZS_OK;
+    r->chunk[array] = NONE;
+    if (!r->data[array])
+        r->data[array] = malloc(ZS_MAX(r->geometry.chunk_numel, (uint64_t)1) * sizeof(float));
+    if (!r->data[array])
+        return zs_fail(ZS_ERR_NOMEM, "no memory for a chunk of %llu elements",
+                       (unsigned long long)r->geometry.chunk_numel);
+    ZS_CHECK(read_all(r, r->data[array], bytes, offset));
+    if (zs_crc32c(0, r->data[array], bytes) != slot->crc[array])
+        return zs_fail(ZS_ERR_CORRUPT,
+                       "store '%s': chunk %zu, %s, at offset %llu: the checksum is wrong: restore "
+                       "the file from a copy",
+                       r->path, chunk, names[array], (unsigned long long)offset);
+    r->chunk[array] = chunk;
+    return ZS_OK;
+}
+
+static size_t find_chunk(const zs_store_reader *r, size_t shard, uint64_t element)
+{
+    size_t lo = 0, hi = r->geometry.chunk_count;
+    while (lo < hi) {
+        const size_t mid = lo + (hi - lo) / 2;
+        const zs_store_chunk *c = &r->geometry.chunks[mid];
+        if (c->shard < shard || (c->shard == shard && c->first + c->numel <= element))
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+zs_status zs_store_reader_read(zs_store_reader *r, size_t shard, zs_array array, uint64_t first,
+                               uint64_t count, float *dst)
+{
+    if (shard >= r->super->shard_count || first > r->super->shards[shard].numel ||
+        count > r->super->shards[shard].numel - first || array < ZS_MASTER || array > ZS_EXP_AVG_SQ)
+        return zs_fail(ZS_ERR_MISMATCH,
+                       "store '%s': elements %llu to %llu of shard %zu are not there: it was made "
+                       "in another shape than its manifest says",
+                       r->path, (unsigned long long)first, (unsigned long long)(first + count),
+                       shard);
+    const int a = (int)array - ZS_MASTER;
+    while (count) {
+        const size_t chunk = find_chunk(r, shard, first);
+        const zs_store_chunk *c = &r->geometry.chunks[chunk];
+        ZS_CHECK(load(r, chunk, a));
+        const uint64_t n = ZS_MIN(count, c->first + c->numel - first);
+        memcpy(dst, r->data[a] + (first - c->first), n * sizeof *dst);
+        dst += n;
+        first += n;
+        count -= n;
+    }
+    return ZS_OK;
+}

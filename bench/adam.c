@@ -32,8 +32,8 @@ typedef uint16_t v8h __attribute__((vector_size(16), aligned(2), may_alias));
 typedef uint32_t v8u __attribute__((vector_size(32), aligned(4), may_alias));
 
 enum {
-    LIMIT_BLOCK = 32768, /* elements, as in kernels/math_host.c */
-    LIMIT_AHEAD = 512    /* elements, as in kernels/avx2/adam.c */
+    LIMIT_BLOCK = 65536, /* elements, as in kernels/math_host.c */
+    LIMIT_AHEAD = 512    /* elements; as far ahead as serves it best */
 };
 
 typedef struct limit_job {

@@ -36,9 +36,10 @@ cat README.md docs/*.md include/zspill.h >"$work/text.txt"
 say "the text: $(wc -c <"$work/text.txt") bytes of documentation"
 
 train=("$zspill" train --init scripts/demo_config.json --data "$work/text.txt" --ranks 2
-  --seq-len 128 --micro-batch 4 --lr 2e-3 --schedule cosine --warmup 10 --seed 1)
+  --seq-len 128 --micro-batch 4 --lr 2e-3 --seed 1)
 long=("${train[@]}" --zero-stage 3 --offload-optimizer "nvme:$work/states"
-  --offload-params "nvme:$work/params" --steps "$steps" --save-every 20 --out "$work/model"
+  --offload-params "nvme:$work/params" --schedule cosine --warmup 10
+  --steps "$steps" --save-every 20 --out "$work/model"
   --metrics "$work/metrics.jsonl" --resume)
 
 say "train at stage 3, two ranks, parameters and states on disk; SIGINT after $((steps / 2)) steps"

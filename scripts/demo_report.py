@@ -39,14 +39,15 @@ def show_ledger(paths):
     for path in paths:
         rows = steps_of(path)[-1]["ledger"]
         columns.append({(row["tier"], row["purpose"]): row["bytes"] for row in rows})
-    names = list(dict.fromkeys(name for column in columns for name in column))
+    names = dict.fromkeys(name for column in columns for name in column if column[name])
     header = "".join(f"{f'stage {stage}':>14}" for stage in range(len(paths)))
     print(f"{'bytes of rank 0':32}{header}")
     for name in names:
         cells = "".join(f"{column.get(name, 0):14,}" for column in columns)
         print(f"{name[0] + ': ' + name[1]:32}{cells}")
-    total = "".join(f"{sum(column.values()):14,}" for column in columns)
-    print(f"{'sum':32}{total}")
+    for tiers in (("device", "host"), ("nvme",)):
+        sums = [sum(b for name, b in column.items() if name[0] in tiers) for column in columns]
+        print(f"{'all of ' + ' and '.join(tiers):32}" + "".join(f"{total:14,}" for total in sums))
 
 
 def main():

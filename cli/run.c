@@ -97,6 +97,7 @@ static zs_status open_model(rank *r)
         .dtype = (zs_dtype)r->options->dtype,
         .grad_dtype = (zs_dtype)r->options->grad_dtype,
         .checkpointing = r->options->checkpointing,
+        .frozen = !run->data,
     };
     for (int i = 0; i < 2; i++) {
         zs_group_config config = group_config(r, i == 0, r->options->lr);

@@ -20,6 +20,7 @@ static zs_status add_params(zs_model *model)
         const zs_weight *w = &model->weights[i];
         zs_param_config config;
         zs_param_config_init(&config);
+        config.frozen = model->options.frozen;
         config.name = w->name;
         config.ndim = w->ndim;
         config.shape = w->shape;

@@ -16,6 +16,7 @@ typedef struct zs_model_options {
     zs_dtype dtype;      /* working weights: fp32 or bf16 */
     zs_dtype grad_dtype; /* the engine's: fp32 gradients are written straight into its buffers */
     int checkpointing;   /* 1: keep block inputs only and recompute; 0: keep all activations */
+    int frozen;          /* 1: for evaluation only, without gradients and optimizer states */
     zs_group decay,
         no_decay; /* groups for parameters of two or more dimensions, and for the others */
 } zs_model_options;

@@ -73,6 +73,7 @@ zs_status zs_io_open_backend(zs_io_backend *backend, unsigned depth, const zs_lo
 /* What file.c does where a backend does not. 0 or a positive errno. */
 int zs_file_allocate_plain(zs_file *file, uint64_t bytes);
 int zs_file_sync_plain(zs_file *file);
+int zs_dir_sync_plain(int fd);
 
 /* For file.c. */
 const zs_log *zs_io_log(const zs_io *io);

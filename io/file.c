@@ -239,20 +239,22 @@ zs_status zs_file_sync(zs_io *io, zs_file *file)
     return ZS_OK;
 }
 
+int zs_dir_sync_plain(int fd)
+{
+    return fsync(fd) ? errno : 0;
+}
+
 zs_status zs_io_sync_dir(zs_io *io, const char *path)
 {
     zs_io_backend *backend = zs_io_get_backend(io);
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int error = fd < 0 ? errno : 0;
+    int error = EINTR;
 
-    while (!error) {
+    if (fd < 0)
+        error = errno;
+    while (fd >= 0 && error == EINTR)
         error = backend->ops->sync_dir ? backend->ops->sync_dir(backend, path, fd)
-                : fsync(fd)            ? errno
-                                       : 0;
-        if (error != EINTR)
-            break;
-        error = 0;
-    }
+                                       : zs_dir_sync_plain(fd);
     if (fd >= 0)
         close(fd);
     if (error)

@@ -5,7 +5,7 @@
 
 #include "base/status.h"
 #include "base/util.h"
-#include "io/backend.h"
+#include "io/fault.h"
 
 enum { DEPTH_DEFAULT = 64, DEPTH_MAX = 1024, DEPTH_PROBE = 8 };
 
@@ -65,7 +65,8 @@ static zs_status open_best(unsigned depth, const zs_log *log, zs_io_backend **ou
     return ZS_OK;
 }
 
-zs_status zs_io_open(zs_io_engine engine, unsigned depth, const zs_log *log, zs_io **out)
+zs_status zs_io_open_faults(zs_io_engine engine, unsigned depth, const zs_log *log,
+                            zs_faults *faults, zs_io **out)
 {
     const rung *asked = find_rung(engine);
     zs_io_backend *backend = NULL;
@@ -78,7 +79,20 @@ zs_status zs_io_open(zs_io_engine engine, unsigned depth, const zs_log *log, zs_
         return fail_name(engine);
     depth = depth ? depth : DEPTH_DEFAULT;
     ZS_CHECK(asked ? asked->open(depth, &backend) : open_best(depth, log, &backend));
+    if (faults)
+        ZS_CHECK(zs_io_fault_open(backend, depth, faults, log, &backend));
     return zs_io_open_backend(backend, depth, log, out);
+}
+
+zs_status zs_io_open(zs_io_engine engine, unsigned depth, const zs_log *log, zs_io **out)
+{
+    zs_faults *faults = NULL;
+
+    *out = NULL;
+    ZS_CHECK(zs_faults_of_environment(&faults));
+    if (faults)
+        zs_log_print(log, ZS_LOG_WARN, "faults are injected as ZSPILL_FAULTS says");
+    return zs_io_open_faults(engine, depth, log, faults, out);
 }
 
 zs_status zs_io_probe(zs_io_engine engine, char *reason, size_t bytes)

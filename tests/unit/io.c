@@ -10,11 +10,6 @@
 #include "base/util.h"
 #include "io_common.h"
 
-static zs_io_engine engine_of(void **state)
-{
-    return *(zs_io_engine *)*state;
-}
-
 static zs_io *open_io(void **state, unsigned depth)
 {
     zs_io *io = NULL;
@@ -388,19 +383,8 @@ static void test_engine_names(void **state)
     zs_io_close(&io);
 }
 
-/* Each test over each rung. */
-#define RUNGS(f)                                                                                   \
-    {#f " io_uring", f, NULL, NULL, (void *)&uring},                                               \
-        {#f " io_uring_plain", f, NULL, NULL, (void *)&plain},                                     \
-        {#f " libaio", f, NULL, NULL, (void *)&libaio},                                            \
-    {                                                                                              \
-#f " posix", f, NULL, NULL, (void *)&posix                                                 \
-    }
-
 int main(void)
 {
-    static const zs_io_engine uring = ZS_IO_URING, plain = ZS_IO_URING_PLAIN, libaio = ZS_IO_LIBAIO,
-                              posix = ZS_IO_POSIX;
     const struct CMUnitTest tests[] = {
         RUNGS(test_round_trips), RUNGS(test_outstanding),
         RUNGS(test_many_files),  RUNGS(test_past_end),

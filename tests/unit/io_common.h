@@ -72,4 +72,21 @@ static inline int remove_dir(void **state)
     return system(command);
 }
 
+static const zs_io_engine io_engines[] = {ZS_IO_URING, ZS_IO_URING_PLAIN, ZS_IO_LIBAIO,
+                                          ZS_IO_POSIX};
+
+static inline zs_io_engine engine_of(void **state)
+{
+    return *(zs_io_engine *)*state;
+}
+
+/* Each test over each rung. */
+#define RUNGS(f)                                                                                   \
+    {#f " io_uring", f, NULL, NULL, (void *)&io_engines[0]},                                       \
+        {#f " io_uring_plain", f, NULL, NULL, (void *)&io_engines[1]},                             \
+        {#f " libaio", f, NULL, NULL, (void *)&io_engines[2]},                                     \
+    {                                                                                              \
+#f " posix", f, NULL, NULL, (void *)&io_engines[3]                                         \
+    }
+
 #endif

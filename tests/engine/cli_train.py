@@ -12,7 +12,7 @@ import subprocess
 from cli_support import Case, command, main, read_rows, read_safetensors
 
 STEPS = 40
-SLOW = ("--steps", STEPS, "--micro-batch", 8, "--grad-accum", 4)  # time enough for a signal
+SLOW = ("--steps", STEPS, "--micro-batch", 8, "--grad-accum", 12)  # time enough for a signal
 
 
 class Train(Case):

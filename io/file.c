@@ -15,15 +15,16 @@
 #include "base/util.h"
 #include "io/backend.h"
 
-static zs_status no_space(const char *path, uint64_t bytes, uint64_t available, const char *why)
+static zs_status no_space(const char *path, uint64_t bytes, uint64_t available, int error)
 {
     char need[16], have[16];
 
     return zs_fail(ZS_ERR_NOSPACE,
                    "file '%s' needs %llu bytes (%s), but %llu bytes (%s) are free there: %s; free "
-                   "space or choose another directory",
+                   "some space, or choose another directory%s",
                    path, (unsigned long long)bytes, zs_format_bytes(bytes, need),
-                   (unsigned long long)available, zs_format_bytes(available, have), why);
+                   (unsigned long long)available, zs_format_bytes(available, have), strerror(error),
+                   error == EFBIG ? ", or raise the limit on file sizes (ulimit -f)" : "");
 }
 
 static uint64_t free_bytes(int fd)
@@ -51,13 +52,13 @@ static zs_status allocate(zs_io_backend *backend, zs_file *file, uint64_t bytes)
     /* First, so that a hopeless wish does not fill the disk on its way to failing. */
     available = free_bytes(file->fd);
     if (bytes > available || bytes > INT64_MAX)
-        return no_space(file->path, bytes, available, strerror(ENOSPC));
+        return no_space(file->path, bytes, available, ENOSPC);
     do
         error = backend->ops->allocate ? backend->ops->allocate(backend, file, bytes)
                                        : zs_file_allocate_plain(file, bytes);
     while (error == EINTR);
     if (error == ENOSPC || error == EFBIG || error == EDQUOT)
-        return no_space(file->path, bytes, free_bytes(file->fd), strerror(error));
+        return no_space(file->path, bytes, free_bytes(file->fd), error);
     if (error)
         return zs_fail(ZS_ERR_IO, "file '%s': allocating %llu bytes: %s", file->path,
                        (unsigned long long)bytes, strerror(error));
@@ -114,6 +115,40 @@ static int open_path(const char *path, int flags, int *created)
     return fd;
 }
 
+/* Allocated extents that were never written cost more the first time: the file system journals each
+ * one's change to a written one (ext4 here: 1.2 GB/s the first time, 1.65 GB/s from then on), and
+ * on thin, sparse or compressing storage there may be no room behind them. Better now than in the
+ * first steps. */
+static zs_status write_zeros(zs_file *file)
+{
+    enum { SPAN = 64 }; /* requests of one turn: the queue stays short, and the disk busy */
+    zs_io_req turns[2] = {0};
+    zs_status status = ZS_OK;
+    unsigned char *zeros = aligned_alloc(ZS_IO_ALIGN, ZS_IO_REQUEST);
+    uint64_t offset = 0;
+
+    if (!zeros)
+        return zs_fail(ZS_ERR_NOMEM, "file '%s': no memory for zeros", file->path);
+    memset(zeros, 0, ZS_IO_REQUEST);
+    for (int turn = 0; offset < file->bytes && status == ZS_OK; turn = !turn) {
+        status = zs_io_wait(file->io, &turns[turn]);
+        for (int i = 0; i < SPAN && offset < file->bytes && status == ZS_OK; i++) {
+            size_t bytes = (size_t)ZS_MIN(file->bytes - offset, (uint64_t)ZS_IO_REQUEST);
+            status = zs_io_write(file->io, file, offset, zeros, bytes, &turns[turn]);
+            offset += bytes;
+        }
+    }
+    for (int turn = 0; turn < 2; turn++) {
+        zs_io_req *req = &turns[turn];
+        /* The first message is the one to tell. */
+        if (status == ZS_OK)
+            status = zs_io_wait(file->io, req);
+    }
+    zs_io_drain_file(file->io, file);
+    free(zeros);
+    return status;
+}
+
 static const char *open_fix(int error)
 {
     switch (error) {
@@ -139,7 +174,7 @@ zs_status zs_file_open(zs_io *io, const char *path, int flags, uint64_t bytes, z
     zs_status status;
     struct stat st;
     const char *why;
-    int created = 0, guarded = 0;
+    int created = 0, guarded = 0, added = 0;
 
     *out = NULL;
     if ((flags & ZS_FILE_CREATE) && (flags & ZS_FILE_READ_ONLY))
@@ -176,17 +211,22 @@ zs_status zs_file_open(zs_io *io, const char *path, int flags, uint64_t bytes, z
         file->bytes = bytes;
     }
     /* After the allocation, which some file systems do with odd little writes. */
-    why = refuses_direct(file->fd, file->bytes);
+    why = flags & ZS_FILE_BUFFERED ? "so it was asked for" : refuses_direct(file->fd, file->bytes);
     file->direct = !why;
-    if (why)
+    if (why && !(flags & ZS_FILE_BUFFERED))
         zs_log_print(zs_io_log(io), ZS_LOG_INFO, "file '%s' goes through the page cache: %s", path,
                      why);
     if (backend->ops->file_add)
         backend->ops->file_add(backend, file);
+    added = 1;
+    if (flags & ZS_FILE_WRITTEN)
+        ZS_TRY(write_zeros(file));
     *out = file;
     return ZS_OK;
 
 fail:
+    if (added && backend->ops->file_remove)
+        backend->ops->file_remove(backend, file);
     if (created)
         unlink(path);
     if (guarded)

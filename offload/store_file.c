@@ -7,7 +7,6 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "base/crc32c.h"
@@ -84,7 +83,7 @@ static zs_status write_at(const zs_store *store, const void *data, size_t bytes,
             continue;
         if (n < 0)
             return zs_fail(errno == ENOSPC ? ZS_ERR_NOSPACE : ZS_ERR_IO,
-                           "store '%s': writing its label: %s", store->path, strerror(errno));
+                           "store '%s': writing who holds it: %s", store->path, strerror(errno));
         done += (size_t)n;
     }
     return ZS_OK;
@@ -348,79 +347,6 @@ zs_status zs_store_peek(const char *path, const zs_log *log, zs_store *out)
     return status;
 }
 
-static zs_status allocate_file(zs_store *store)
-{
-    const zs_store_geometry *geometry = store->geometry;
-    unsigned char label[ZS_PAGE] = {0};
-    label_make(label, geometry->superblock_bytes, geometry->file_bytes);
-    /* What a process that ended before its first commit left behind. */
-    if (ftruncate(store->lock_fd, 0) < 0)
-        return zs_fail(ZS_ERR_IO, "store '%s' cannot be truncated: %s", store->path,
-                       strerror(errno));
-    store->made_file = 1;
-    struct statvfs fs;
-    char need_text[16], free_text[16];
-    int error = 0;
-    if (fstatvfs(store->lock_fd, &fs) < 0)
-        return zs_fail(ZS_ERR_IO, "store '%s': statvfs: %s", store->path, strerror(errno));
-    uint64_t available = (uint64_t)fs.f_bavail * fs.f_frsize;
-    /* Asking first spares filling the disk up to find out, and a size no file may have. */
-    if (geometry->file_bytes > available)
-        error = ENOSPC;
-    if (!error) {
-        do
-            error = posix_fallocate(store->lock_fd, 0, (off_t)geometry->file_bytes);
-        while (error == EINTR);
-    }
-    if (error == ENOSPC || error == EFBIG || error == EDQUOT)
-        return zs_fail(ZS_ERR_NOSPACE,
-                       "store '%s' needs %llu bytes (%s), %llu (%s) are free: free some space, use "
-                       "another disk, more ranks or a smaller model",
-                       store->path, (unsigned long long)geometry->file_bytes,
-                       zs_format_bytes(geometry->file_bytes, need_text),
-                       (unsigned long long)available, zs_format_bytes(available, free_text));
-    if (error)
-        return zs_fail(ZS_ERR_IO, "store '%s' cannot be allocated: %s", store->path,
-                       strerror(error));
-    if (fsync(store->lock_fd) == 0)
-        ZS_CHECK(write_at(store, label, sizeof label, 0));
-    if (fsync(store->lock_fd) < 0)
-        return zs_fail(ZS_ERR_IO, "store '%s' cannot be flushed: %s", store->path, strerror(errno));
-    /* The name must outlive a power cut, too. */
-    int dir_fd = open(store->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (dir_fd < 0 || fsync(dir_fd) < 0) {
-        error = errno;
-        if (dir_fd >= 0)
-            close(dir_fd);
-        return zs_fail(ZS_ERR_IO, "state directory '%s' cannot be flushed: %s", store->dir,
-                       strerror(error));
-    }
-    close(dir_fd);
-    return ZS_OK;
-}
-
-zs_status zs_store_allocate(zs_store *store, const zs_store_geometry *geometry, zs_io *io,
-                            zs_device *device, zs_ledger *ledger)
-{
-    store->geometry = geometry;
-    store->io = io;
-    if (store->exists) {
-        ZS_CHECK(zs_superblock_check(&store->super[store->committed], geometry, store->path));
-        int other = 1 - store->committed;
-        if (store->whole[other] &&
-            zs_superblock_check(&store->super[other], geometry, store->path) != ZS_OK) {
-            zs_superblock_free(&store->super[other]);
-            store->whole[other] = 0;
-        }
-    } else {
-        ZS_CHECK(allocate_file(store));
-    }
-    ZS_CHECK(set_holder(store, 1));
-    ZS_CHECK(zs_mem_alloc(device, ledger, ZS_TIER_HOST, "store", geometry->superblock_bytes,
-                          &store->buffer));
-    return zs_file_open(io, store->path, 0, 0, &store->file);
-}
-
 static zs_status put(zs_store *store, uint64_t offset, const void *data, uint64_t bytes)
 {
     zs_io_req req = {0};
@@ -429,6 +355,45 @@ static zs_status put(zs_store *store, uint64_t offset, const void *data, uint64_
     ZS_CHECK(status);
     ZS_CHECK(waited);
     return zs_file_sync(store->io, store->file);
+}
+
+static zs_status allocate_file(zs_store *store)
+{
+    const zs_store_geometry *geometry = store->geometry;
+    unsigned char *label = store->buffer.ptr;
+    /* From here on it is ours to remove; what it may hold, a process that ended before its first
+     * commit left behind. */
+    store->made_file = 1;
+    ZS_CHECK(zs_file_open(store->io, store->path, ZS_FILE_CREATE | ZS_FILE_WRITTEN,
+                          geometry->file_bytes, &store->file));
+    ZS_CHECK(zs_file_sync(store->io, store->file));
+    memset(label, 0, ZS_PAGE);
+    label_make(label, geometry->superblock_bytes, geometry->file_bytes);
+    ZS_CHECK(put(store, 0, label, ZS_PAGE));
+    /* The name must outlive a power cut, too. */
+    return zs_io_sync_dir(store->io, store->dir);
+}
+
+zs_status zs_store_allocate(zs_store *store, const zs_store_geometry *geometry, zs_io *io,
+                            zs_device *device, zs_ledger *ledger)
+{
+    store->geometry = geometry;
+    store->io = io;
+    ZS_CHECK(zs_mem_alloc(device, ledger, ZS_TIER_HOST, "store", geometry->superblock_bytes,
+                          &store->buffer));
+    if (store->exists) {
+        ZS_CHECK(zs_superblock_check(&store->super[store->committed], geometry, store->path));
+        int other = 1 - store->committed;
+        if (store->whole[other] &&
+            zs_superblock_check(&store->super[other], geometry, store->path) != ZS_OK) {
+            zs_superblock_free(&store->super[other]);
+            store->whole[other] = 0;
+        }
+        ZS_CHECK(zs_file_open(io, store->path, 0, 0, &store->file));
+    } else {
+        ZS_CHECK(allocate_file(store));
+    }
+    return set_holder(store, 1);
 }
 
 zs_status zs_store_publish(zs_store *store, zs_superblock *super)

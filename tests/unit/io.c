@@ -347,6 +347,37 @@ static void test_describe(void **state)
     munmap(a, 8192);
 }
 
+/* Written to all over; any length and address where it was asked for. */
+static void test_flags(void **state)
+{
+    enum { BYTES = 130 * ZS_IO_REQUEST + 3 * 4096 };
+    zs_io *io = open_io(state, 0);
+    zs_file *file = NULL;
+    zs_io_stats before, after;
+    unsigned char *a = map_pages(2 << 20), *b = map_pages(2 << 20);
+
+    zs_io_get_stats(io, &before);
+    assert_int_equal(
+        zs_file_open(io, path_of("written"), ZS_FILE_CREATE | ZS_FILE_WRITTEN, BYTES, &file),
+        ZS_OK);
+    zs_io_get_stats(io, &after);
+    assert_int_equal(after.written_bytes - before.written_bytes, BYTES);
+    round_trip(io, file, 1 << 20, BYTES - (1 << 20), a, b);
+    zs_file_close(&file);
+    unlink(path_of("written"));
+    logged[0] = '\0';
+    assert_int_equal(
+        zs_file_open(io, path_of("cached"), ZS_FILE_CREATE | ZS_FILE_BUFFERED, 1234567, &file),
+        ZS_OK);
+    assert_string_equal(logged, "");
+    assert_false(zs_file_is_direct(file));
+    round_trip(io, file, 1234500, 67, a + 1, b + 3);
+    zs_file_close(&file);
+    zs_io_close(&io);
+    munmap(a, 2 << 20);
+    munmap(b, 2 << 20);
+}
+
 static void test_sync_dir(void **state)
 {
     zs_io *io = open_io(state, 0);
@@ -386,12 +417,19 @@ static void test_engine_names(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        RUNGS(test_round_trips), RUNGS(test_outstanding),
-        RUNGS(test_many_files),  RUNGS(test_past_end),
-        RUNGS(test_open_errors), RUNGS(test_read_only),
-        RUNGS(test_tmpfs),       RUNGS(test_threads_take_turns),
-        RUNGS(test_fork),        RUNGS(test_describe),
-        RUNGS(test_sync_dir),    cmocka_unit_test(test_engine_names),
+        RUNGS(test_round_trips),
+        RUNGS(test_outstanding),
+        RUNGS(test_many_files),
+        RUNGS(test_past_end),
+        RUNGS(test_open_errors),
+        RUNGS(test_read_only),
+        RUNGS(test_tmpfs),
+        RUNGS(test_threads_take_turns),
+        RUNGS(test_fork),
+        RUNGS(test_describe),
+        RUNGS(test_flags),
+        RUNGS(test_sync_dir),
+        cmocka_unit_test(test_engine_names),
     };
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
 }

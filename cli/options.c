@@ -14,7 +14,7 @@
 #include "base/util.h"
 #include "cli/cli.h"
 
-typedef enum kind { FLAG, INT, COUNT, BYTES, REAL, CHOICE, PATH, PLACE } kind;
+typedef enum kind { FLAG, INT, COUNT, BYTES, REAL, CHOICE, PATH, PLACE, COMMITS } kind;
 
 typedef struct option {
     const char *name;
@@ -102,8 +102,13 @@ static const option table[] = {
      .help = "data for the evaluation loss, at the end and each --eval-every steps"},
     {"eval-every", COUNT, AT(eval_every), "0", 0, COUNT_MAX, .words = "N",
      .help = "steps between evaluations; 0: at the end only"},
-    {"save-every", COUNT, AT(save_every), "0", 0, COUNT_MAX, .words = "N",
-     .help = "steps between commits of the state; 0: at the end and when stopped"},
+    {"durability", COMMITS, AT(commit_every), NULL, 1, COUNT_MAX, .words = "step|every=N|exit",
+     .help =
+         "when the state is made durable: after each step, each N steps, or only at the end and "
+         "when\n      stopped, as the others do too (default: step with --offload-optimizer "
+         "nvme:DIR, else exit)"},
+    {"save-every", COUNT, AT(save_every), NULL, 0, COUNT_MAX, .words = "N",
+     .help = "the same as --durability every=N; 0: exit"},
     {"config", PATH, AT(config), NULL, .words = "FILE",
      .help = "JSON object of these options; the command line wins"},
     {"metrics", PATH, AT(metrics), NULL, .words = "FILE.jsonl",
@@ -244,6 +249,18 @@ static zs_status parse_place(const option *o, const char *text, zs_place *out)
     return ZS_OK;
 }
 
+static zs_status parse_commits(const option *o, const char *text, int64_t *out)
+{
+    static const char every[] = "every=";
+    if (!strcmp(text, "step") || !strcmp(text, "exit")) {
+        *out = !strcmp(text, "step");
+        return ZS_OK;
+    }
+    if (strncmp(text, every, sizeof(every) - 1))
+        return zs_fail(ZS_ERR_ARG, "--%s '%s' is none of %s", o->name, text, o->words);
+    return parse_integer(o, text + sizeof(every) - 1, out);
+}
+
 static zs_status set(zs_options *options, const option *o, const char *text)
 {
     void *to = field(options, o);
@@ -271,6 +288,8 @@ static zs_status set(zs_options *options, const option *o, const char *text)
         return replace_text(to, text);
     case PLACE:
         return parse_place(o, text, to);
+    case COMMITS:
+        return parse_commits(o, text, to);
     }
     return zs_fail(ZS_ERR_INTERNAL, "option %s has no kind", o->name);
 }
@@ -366,6 +385,26 @@ static zs_status parse_file(parser *p, const char *path)
     return status;
 }
 
+static int is_set(const parser *p, const char *name)
+{
+    return p->from[find(name) - table] != UNSET;
+}
+
+static zs_status choose_commits(const parser *p)
+{
+    zs_options *o = p->options;
+    if (is_set(p, "save-every")) {
+        if (is_set(p, "durability"))
+            return zs_fail(ZS_ERR_ARG, "--durability and --save-every contradict each other: give "
+                                       "one");
+        o->commit_every = o->save_every;
+    } else if (!is_set(p, "durability")) {
+        /* States that are on disk already cost a flush; others are written first. */
+        o->commit_every = o->optimizer.tier == ZS_TIER_NVME;
+    }
+    return ZS_OK;
+}
+
 static zs_status check_evaluation(const zs_options *o)
 {
     if (!o->eval_data)
@@ -397,6 +436,7 @@ static zs_status check_together(const parser *p)
     if (o->steps >= 0 && o->warmup > o->steps)
         return zs_fail(ZS_ERR_ARG, "--warmup %lld is longer than --steps %lld",
                        (long long)o->warmup, (long long)o->steps);
+    ZS_CHECK(choose_commits(p));
     if (o->eval_every && !o->eval_data)
         return zs_fail(ZS_ERR_ARG, "--eval-every needs --eval-data");
     if (o->steps == 0)

@@ -39,7 +39,9 @@ typedef struct zs_options {
     int shuffle, checkpointing;
 
     char *eval_data;
-    int64_t eval_every, save_every;
+    int64_t eval_every;
+    int64_t commit_every; /* steps between commits; 0: at the end and when stopped only */
+    int64_t save_every;   /* another word for it */
     char *config, *metrics, *trace;
     int resume;
     int log_level; /* zs_log_level */

@@ -363,7 +363,7 @@ static zs_status train(rank *r, int *stopped)
         if (*stopped)
             return ZS_OK;
         ZS_CHECK(report(r, &progress, &row));
-        if (o->save_every && row.step % (uint64_t)o->save_every == 0)
+        if (o->commit_every && row.step % (uint64_t)o->commit_every == 0)
             ZS_CHECK(save_state(r));
         if (o->eval_every && row.step % (uint64_t)o->eval_every == 0)
             ZS_CHECK(evaluate(r));

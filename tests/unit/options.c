@@ -52,6 +52,34 @@ static void test_defaults(void **state)
     zs_options_free(&o);
 }
 
+static int64_t commits(const char *line)
+{
+    zs_options o;
+    char whole[256];
+    snprintf(whole, sizeof(whole), RUN "%s", line);
+    assert_int_equal(parse(whole, &o), ZS_OK);
+    zs_options_free(&o);
+    return o.commit_every;
+}
+
+static void test_durability(void **state)
+{
+    (void)state;
+    assert_int_equal(commits(""), 0);
+    assert_int_equal(commits("--offload-optimizer host"), 0);
+    assert_int_equal(commits("--offload-optimizer nvme:d"), 1);
+    assert_int_equal(commits("--offload-optimizer nvme:d --durability exit"), 0);
+    assert_int_equal(commits("--offload-optimizer nvme:d --save-every 0"), 0);
+    assert_int_equal(commits("--durability step"), 1);
+    assert_int_equal(commits("--durability every=7"), 7);
+    assert_int_equal(commits("--durability=every=7"), 7);
+    assert_int_equal(commits("--save-every 9"), 9);
+    refuse(RUN "--durability often", "--durability 'often' is none of step|every=N|exit");
+    refuse(RUN "--durability every=0", "--durability 0 is out of range: 1 to ");
+    refuse(RUN "--durability every=x", "--durability 'x' is not a whole number");
+    refuse(RUN "--durability step --save-every 2", "--durability and --save-every contradict");
+}
+
 static void test_every_kind(void **state)
 {
     zs_options o;
@@ -210,10 +238,10 @@ static void test_config_file(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),    cmocka_unit_test(test_every_kind),
-        cmocka_unit_test(test_last_wins),   cmocka_unit_test(test_bad_values),
-        cmocka_unit_test(test_unknown),     cmocka_unit_test(test_contradictions),
-        cmocka_unit_test(test_config_file),
+        cmocka_unit_test(test_defaults),       cmocka_unit_test(test_durability),
+        cmocka_unit_test(test_every_kind),     cmocka_unit_test(test_last_wins),
+        cmocka_unit_test(test_bad_values),     cmocka_unit_test(test_unknown),
+        cmocka_unit_test(test_contradictions), cmocka_unit_test(test_config_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

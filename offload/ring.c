@@ -41,8 +41,6 @@ uint64_t zs_ring_entry_bytes(const zs_states *states, size_t chunk, unsigned mas
 
 int zs_chunk_target(const zs_chunk_state *chunk)
 {
-    if (chunk->current != ZS_STORE_NO_SLOT && chunk->current != chunk->committed)
-        return chunk->current;
     return chunk->committed == 0;
 }
 

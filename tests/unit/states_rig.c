@@ -152,7 +152,8 @@ zs_status rig_open(rig *r, const rig_config *config)
     ZS_CHECK(zs_device_open_host(&r->device));
     ZS_CHECK(zs_pool_open(config->threads ? config->threads : 1, -1, &r->pool));
     ZS_CHECK(zs_math_open_host(r->pool, &r->math));
-    ZS_CHECK(zs_io_open(config->engine, 8, NULL, &r->io));
+    ZS_CHECK(config->open_io ? config->open_io(&r->io)
+                             : zs_io_open(config->engine, 8, NULL, &r->io));
     for (size_t s = 0; s < RIG_SHARDS; s++) {
         uint64_t n = rig_numel(config->scale, s);
         r->shards[s] = (zs_states_shard){.numel = n, .working_dtype = table[s].working};

@@ -22,6 +22,7 @@ typedef struct rig_config {
     uint64_t fingerprint;
     uint64_t scale; /* shards are so many times as long; 0: 1 */
     zs_log log;
+    zs_status (*open_io)(zs_io **out); /* in place of engine */
 } rig_config;
 
 typedef struct rig {

@@ -47,10 +47,11 @@ typedef struct zs_io_backend_ops {
     void (*buffer_remove)(zs_io_backend *backend, void *base);
     void (*file_add)(zs_io_backend *backend, zs_file *file);
     void (*file_remove)(zs_io_backend *backend, zs_file *file);
-    /* 0 or a positive errno. Left out: posix_fallocate, fdatasync, and fsync of a directory. */
+    /* 0 or a positive errno. Left out: posix_fallocate, fdatasync, fsync of a directory, rename. */
     int (*allocate)(zs_io_backend *backend, zs_file *file, uint64_t bytes);
     int (*sync)(zs_io_backend *backend, zs_file *file);
     int (*sync_dir)(zs_io_backend *backend, const char *path, int fd);
+    int (*rename)(zs_io_backend *backend, const char *from, const char *to);
     void (*close)(zs_io_backend *backend);
 } zs_io_backend_ops;
 
@@ -70,10 +71,11 @@ zs_status zs_io_posix_open(unsigned depth, zs_io_backend **out);
 zs_status zs_io_open_backend(zs_io_backend *backend, unsigned depth, const zs_log *log,
                              zs_io **out);
 
-/* What file.c does where a backend does not. 0 or a positive errno. */
+/* What is done where a backend does not. 0 or a positive errno. */
 int zs_file_allocate_plain(zs_file *file, uint64_t bytes);
 int zs_file_sync_plain(zs_file *file);
 int zs_dir_sync_plain(int fd);
+int zs_rename_plain(const char *from, const char *to);
 
 /* For file.c. */
 const zs_log *zs_io_log(const zs_io *io);

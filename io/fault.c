@@ -225,7 +225,7 @@ static zs_io_op *fault_reap(zs_io_backend *backend, int wait)
     return done;
 }
 
-/* ---- allocation and flushes ---- */
+/* ---- allocation, flushes and names ---- */
 
 /* -1: go on; else what to answer. */
 static int before_change(fault_backend *f, zs_fault_op op, const char *path)
@@ -280,8 +280,27 @@ static int fault_sync_dir(zs_io_backend *backend, const char *path, int fd)
 
     pthread_mutex_lock(&f->faults->lock);
     error = before_change(f, ZS_FAULT_SYNC, path);
+    if (error < 0) {
+        error = zs_dir_sync_plain(fd);
+        if (!error && f->faults->power)
+            zs_power_flushed_dir(f->faults->power, fd);
+    }
     pthread_mutex_unlock(&f->faults->lock);
-    return error < 0 ? zs_dir_sync_plain(fd) : error;
+    return error;
+}
+
+static int fault_rename(zs_io_backend *backend, const char *from, const char *to)
+{
+    fault_backend *f = (fault_backend *)backend;
+    int error;
+
+    pthread_mutex_lock(&f->faults->lock);
+    error = before_change(f, ZS_FAULT_RENAME, to);
+    if (error < 0)
+        error = f->faults->power ? zs_power_rename(f->faults->power, from, to)
+                                 : zs_rename_plain(from, to);
+    pthread_mutex_unlock(&f->faults->lock);
+    return error;
 }
 
 /* ---- the rest is the engine's below ---- */
@@ -347,6 +366,7 @@ static const zs_io_backend_ops fault_ops = {
     .allocate = fault_allocate,
     .sync = fault_sync,
     .sync_dir = fault_sync_dir,
+    .rename = fault_rename,
     .close = fault_close,
 };
 

@@ -4,7 +4,7 @@
  *
  *   SPEC  = ITEM { ";" ITEM }
  *   ITEM  = OP [ "@" WHEN ] "=" FAULT [ ",file=" TEXT ]  |  "seed=" NUMBER
- *   OP    = read | write | sync | allocate | change (the last three) | any
+ *   OP    = read | write | sync | allocate | rename | change (all but read) | any
  *   WHEN  = N     the n-th, from 1       N-M   from the n-th to the m-th
  *           N+    from the n-th on       N/K   the n-th and every k-th after it
  *           left out: all
@@ -15,9 +15,10 @@
  *           cut[:kill | :silent]   the power fails during it
  *
  * One operation is one request of an engine (at most ZS_IO_REQUEST bytes), a flush of a file or a
- * directory, or the allocation of a file; what is tried again counts again. Each item counts for
- * itself, and only what its OP and TEXT (a part of the path) fit. Of several faults that meet in
- * one operation the first of the worst counts: cut, ENAME, short; flip and delay go with any.
+ * directory, the allocation of a file, or a rename; what is tried again counts again. Each item
+ * counts for itself, and only what its OP and TEXT (a part of the path) fit. Of several faults that
+ * meet in one operation the first of the worst counts: cut, ENAME, short; flip and delay go with
+ * any.
  *
  * A power cut: of each file everything since its last good flush is undone, then each write is
  * kept, dropped, or torn (each 512 bytes kept or dropped), by the seed; an allocation is kept, or

@@ -12,7 +12,8 @@ typedef enum zs_fault_op {
     ZS_FAULT_READ = 1,
     ZS_FAULT_WRITE = 2,
     ZS_FAULT_SYNC = 4,
-    ZS_FAULT_ALLOCATE = 8
+    ZS_FAULT_ALLOCATE = 8,
+    ZS_FAULT_RENAME = 16
 } zs_fault_op;
 
 typedef enum zs_cut { ZS_CUT_NONE, ZS_CUT_ERROR, ZS_CUT_KILL, ZS_CUT_SILENT } zs_cut;
@@ -29,6 +30,7 @@ typedef struct zs_fault {
 
 typedef struct zs_fault_rule zs_fault_rule;
 typedef struct zs_power zs_power;
+typedef struct zs_power_names zs_power_names;
 
 struct zs_faults {
     pthread_mutex_t lock; /* of all below, and of what is done while there is a power supply */
@@ -54,8 +56,19 @@ int zs_power_write(zs_power *power, const zs_file *file, const void *data, uint3
 int zs_power_allocate(zs_power *power, const zs_file *file);
 /* file was flushed: what it holds stays. */
 void zs_power_flushed(zs_power *power, const zs_file *file);
+/* Renames, so that it can be undone. 0 or a positive errno. */
+int zs_power_rename(zs_power *power, const char *from, const char *to);
+/* The directory was flushed: its names stay. */
+void zs_power_flushed_dir(zs_power *power, int fd);
 /* 0, or a positive errno where the medium could not be put into that state. */
 int zs_power_cut(zs_power *power);
+
+/* For power.c: the renames. The whole list is undone from a random place on. */
+zs_power_names *zs_power_names_open(void);
+void zs_power_names_close(zs_power_names *names);
+int zs_power_names_rename(zs_power_names *names, const char *from, const char *to);
+void zs_power_names_flushed(zs_power_names *names, int dir_fd);
+int zs_power_names_cut(zs_power_names *names, uint64_t *random);
 
 /* splitmix64 */
 static inline uint64_t zs_fault_random(uint64_t *state)

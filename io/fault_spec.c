@@ -9,7 +9,11 @@
 #include "base/util.h"
 #include "io/fault_impl.h"
 
-enum { ITEM_BYTES = 200, ITEMS = 64 };
+enum {
+    ITEM_BYTES = 200,
+    ITEMS = 64,
+    CHANGE = ZS_FAULT_WRITE | ZS_FAULT_SYNC | ZS_FAULT_ALLOCATE | ZS_FAULT_RENAME
+};
 
 struct zs_fault_rule {
     unsigned ops; /* of zs_fault_op */
@@ -42,12 +46,10 @@ static int read_op(const char *text, unsigned *ops)
     static const struct {
         const char *name;
         unsigned ops;
-    } names[] = {{"read", ZS_FAULT_READ},
-                 {"write", ZS_FAULT_WRITE},
-                 {"sync", ZS_FAULT_SYNC},
-                 {"allocate", ZS_FAULT_ALLOCATE},
-                 {"change", ZS_FAULT_WRITE | ZS_FAULT_SYNC | ZS_FAULT_ALLOCATE},
-                 {"any", ZS_FAULT_READ | ZS_FAULT_WRITE | ZS_FAULT_SYNC | ZS_FAULT_ALLOCATE}};
+    } names[] = {{"read", ZS_FAULT_READ},        {"write", ZS_FAULT_WRITE},
+                 {"sync", ZS_FAULT_SYNC},        {"allocate", ZS_FAULT_ALLOCATE},
+                 {"rename", ZS_FAULT_RENAME},    {"change", CHANGE},
+                 {"any", ZS_FAULT_READ | CHANGE}};
 
     for (size_t i = 0; i < ZS_COUNT(names); i++) {
         if (strcmp(text, names[i].name) != 0)
@@ -155,7 +157,7 @@ static zs_status read_item(zs_faults *faults, const char *item)
     if (at)
         *at++ = '\0';
     if (!read_op(text, &r.ops))
-        return fail_item(item, "use read, write, sync, allocate, change, any or seed");
+        return fail_item(item, "use read, write, sync, allocate, rename, change, any or seed");
     if (at && !read_when(at, &r))
         return fail_item(item, "after @ use N, N-M, N+ or N/K, counted from 1");
     file = strstr(equals + 1, ",file=");
@@ -166,7 +168,7 @@ static zs_status read_item(zs_faults *faults, const char *item)
     if (!read_fault(equals + 1, &r))
         return fail_item(item, "after = use an errno such as EIO, short[:BYTES], flip[:BIT], "
                                "delay:MS or cut[:kill|:silent]");
-    if ((r.fault.shorten || r.fault.flip) && (r.ops & (ZS_FAULT_SYNC | ZS_FAULT_ALLOCATE)))
+    if ((r.fault.shorten || r.fault.flip) && (r.ops & CHANGE & ~(unsigned)ZS_FAULT_WRITE))
         return fail_item(item, "only reads and writes have bytes to shorten or to flip");
     if (faults->count == ITEMS)
         return fail_item(item, "there are more than 64 of them");

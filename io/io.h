@@ -79,6 +79,9 @@ zs_status zs_io_wait(zs_io *io, zs_io_req *req);
 zs_status zs_file_sync(zs_io *io, zs_file *file);
 /* fsync of a directory: what was made, renamed or removed in it outlives a power cut. */
 zs_status zs_io_sync_dir(zs_io *io, const char *path);
+/* A small file as a whole: written as path.tmp, flushed, renamed to path, the directory flushed.
+ * Whatever happens, path is the old one or the new one; after success, the new one. */
+zs_status zs_io_replace_file(zs_io *io, const char *path, const void *data, size_t bytes);
 void zs_io_get_stats(const zs_io *io, zs_io_stats *out);
 
 #endif

@@ -38,6 +38,7 @@ struct zs_power {
     power_file *files;
     size_t count;
     unsigned char *scratch; /* ZS_IO_REQUEST */
+    zs_power_names *names;
 };
 
 zs_status zs_power_open(uint64_t seed, zs_power **out)
@@ -45,7 +46,10 @@ zs_status zs_power_open(uint64_t seed, zs_power **out)
     zs_power *power = calloc(1, sizeof *power);
 
     *out = NULL;
-    if (!power || !(power->scratch = aligned_alloc(ZS_IO_ALIGN, ZS_IO_REQUEST))) {
+    if (!power || !(power->scratch = aligned_alloc(ZS_IO_ALIGN, ZS_IO_REQUEST)) ||
+        !(power->names = zs_power_names_open())) {
+        if (power)
+            free(power->scratch);
         free(power);
         return zs_fail(ZS_ERR_NOMEM, "faults: no memory for a power supply");
     }
@@ -72,6 +76,7 @@ void zs_power_close(zs_power *power)
         close(power->files[i].fd);
     }
     free(power->files);
+    zs_power_names_close(power->names);
     free(power->scratch);
     free(power);
 }
@@ -189,6 +194,16 @@ void zs_power_flushed(zs_power *power, const zs_file *file)
         forget_events(noted);
 }
 
+int zs_power_rename(zs_power *power, const char *from, const char *to)
+{
+    return zs_power_names_rename(power->names, from, to);
+}
+
+void zs_power_flushed_dir(zs_power *power, int fd)
+{
+    zs_power_names_flushed(power->names, fd);
+}
+
 /* ---- the cut ---- */
 
 static int undo(zs_power *power, const power_file *file, event *e)
@@ -240,7 +255,7 @@ static int redo(zs_power *power, const power_file *file, const event *e, int *go
 
 int zs_power_cut(zs_power *power)
 {
-    int first = 0;
+    int first = zs_power_names_cut(power->names, &power->random);
 
     for (size_t i = 0; i < power->count; i++) {
         power_file *file = &power->files[i];

@@ -2,13 +2,11 @@
 #include "zero/manifest.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/crc32c.h"
 #include "base/status.h"
@@ -27,10 +25,10 @@
 static const char first_line[] = "zspill manifest 1\n";
 enum { MANIFEST_MOST = 64 << 20, COUNT_MOST = 1 << 24 };
 
-static char *path_of(const char *dir, const char *suffix)
+static char *path_of(const char *dir)
 {
     char *path = NULL;
-    if (asprintf(&path, "%s/zspill.manifest%s", dir, suffix) < 0)
+    if (asprintf(&path, "%s/zspill.manifest", dir) < 0)
         return NULL;
     return path;
 }
@@ -213,7 +211,7 @@ fail:
 zs_status zs_manifest_load(const char *dir, zs_manifest **out)
 {
     zs_status status = ZS_OK;
-    char *path = path_of(dir, ""), *text = NULL;
+    char *path = path_of(dir), *text = NULL;
     FILE *file = NULL;
     struct stat st;
     *out = NULL;
@@ -264,48 +262,13 @@ static void print(FILE *out, const zs_manifest *m)
     }
 }
 
-static zs_status write_file(const char *path, const char *text, size_t bytes)
-{
-    const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    int error = fd < 0 ? errno : 0;
-    for (size_t done = 0; !error && done < bytes;) {
-        ssize_t n = write(fd, text + done, bytes - done);
-        if (n < 0 && errno != EINTR)
-            error = errno;
-        done += n > 0 ? (size_t)n : 0;
-    }
-    if (!error && fsync(fd))
-        error = errno;
-    if (fd >= 0)
-        close(fd);
-    if (error) {
-        if (fd >= 0)
-            (void)unlink(path);
-        return zs_fail(error == ENOSPC ? ZS_ERR_NOSPACE : ZS_ERR_IO,
-                       "manifest '%s' cannot be written: %s", path, strerror(error));
-    }
-    return ZS_OK;
-}
-
-static zs_status flush_dir(const char *dir)
-{
-    const int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    const int bad = fd < 0 || fsync(fd);
-    const int error = errno;
-    if (fd >= 0)
-        close(fd);
-    return bad ? zs_fail(ZS_ERR_IO, "state directory '%s' cannot be flushed: %s", dir,
-                         strerror(error))
-               : ZS_OK;
-}
-
-zs_status zs_manifest_save(const char *dir, const zs_manifest *m)
+zs_status zs_manifest_save(const char *dir, zs_io *io, const zs_manifest *m)
 {
     zs_status status;
-    char *text = NULL, *path = path_of(dir, ""), *temp = path_of(dir, ".tmp");
+    char *text = NULL, *path = path_of(dir);
     size_t bytes = 0;
     FILE *out = open_memstream(&text, &bytes);
-    if (!path || !temp || !out) {
+    if (!path || !out) {
         status = zs_fail(ZS_ERR_NOMEM, "no memory for the manifest of '%s'", dir);
         goto fail;
     }
@@ -321,19 +284,13 @@ zs_status zs_manifest_save(const char *dir, const zs_manifest *m)
         status = zs_fail(ZS_ERR_NOMEM, "no memory for the manifest of '%s'", dir);
         goto fail;
     }
-    ZS_TRY(write_file(temp, text, bytes));
-    if (rename(temp, path)) {
-        status =
-            zs_fail(ZS_ERR_IO, "manifest '%s' cannot be put in place: %s", path, strerror(errno));
-        (void)unlink(temp);
-        goto fail;
-    }
-    status = flush_dir(dir);
+    status = zs_io_replace_file(io, path, text, bytes);
+    if (status != ZS_OK)
+        status = zs_fail_prefix(status, "the manifest cannot be written: ");
 fail:
     if (out)
         fclose(out);
     free(text);
     free(path);
-    free(temp);
     return status;
 }

@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "io/io.h"
 #include "zspill.h"
 
 /* A flat buffer of trained parameters, in the order of the stores' shards. */
@@ -34,7 +35,7 @@ zs_status zs_manifest_load(const char *dir, zs_manifest **out);
 /* Parses text (NUL-terminated); where is for messages. */
 zs_status zs_manifest_parse(const char *text, const char *where, zs_manifest **out);
 /* Written beside, flushed, renamed, directory flushed: there is always an old or a new one. */
-zs_status zs_manifest_save(const char *dir, const zs_manifest *manifest);
+zs_status zs_manifest_save(const char *dir, zs_io *io, const zs_manifest *manifest);
 void zs_manifest_free(zs_manifest **manifest);
 /* World, replication, chunks and flat buffers are the same: the same store files serve. */
 int zs_manifest_same_shape(const zs_manifest *a, const zs_manifest *b);

@@ -207,7 +207,7 @@ static zs_status switch_manifest(zs_engine *e)
     if (e->manifest && e->manifest->generation == e->own->generation)
         return ZS_OK;
     if (e->rank == 0)
-        status = zs_manifest_save(e->config.state_dir, e->own);
+        status = zs_manifest_save(e->config.state_dir, e->io, e->own);
     ZS_CHECK(zs_engine_agree(e, "zs_state_commit: the manifest", status));
     zs_manifest_free(&e->manifest);
     ZS_CHECK(describe(e, &e->manifest));

@@ -303,6 +303,56 @@ static void test_delay(void **state)
     assert_int_equal(soon.pending, 0);
 }
 
+/* ---- files that are replaced ---- */
+
+static int holds(const char *name, const char *text)
+{
+    char data[64] = "";
+    int fd = open(path_of(name), O_RDONLY);
+    ssize_t n = fd < 0 ? -1 : pread(fd, data, sizeof data - 1, 0);
+
+    if (fd >= 0)
+        close(fd);
+    return n >= 0 && !strcmp(data, text);
+}
+
+/* Each operation of it fails in turn: the old or the new one is there, and nothing beside it. */
+static void test_replace(void **state)
+{
+    static const char *const texts[] = {"old, and longer than the new one", "new"};
+    bench x;
+    uint64_t fired = 1;
+    int n;
+
+    for (n = 1; fired; n++) {
+        char spec[32];
+        zs_status status;
+        open_spec(state, "", &x);
+        assert_int_equal(zs_io_replace_file(x.io, path_of("small"), texts[0], strlen(texts[0])),
+                         ZS_OK);
+        assert_true(holds("small", texts[0]));
+        close_bench(&x);
+        snprintf(spec, sizeof spec, "change@%d=EIO", n);
+        open_spec(state, spec, &x);
+        status = zs_io_replace_file(x.io, path_of("small"), texts[1], strlen(texts[1]));
+        fired = zs_faults_fired(x.faults);
+        assert_int_equal(status, fired ? ZS_ERR_IO : ZS_OK);
+        if (fired)
+            check_message("Input/output error");
+        if (n == 4)
+            check_message("small' cannot be put in place: ");
+        /* Only when the directory could not be flushed is it the new one all the same. */
+        assert_true(holds("small", texts[!fired || n == 5]));
+        assert_int_equal(access(path_of("small.tmp"), F_OK), -1);
+        close_bench(&x);
+    }
+    assert_int_equal(n - 1, 6); /* allocate, write, flush, rename, flush, none */
+    open_spec(state, "", &x);
+    assert_int_equal(zs_io_replace_file(x.io, path_of("no/where"), "x", 1), ZS_ERR_IO);
+    check_message("no/where.tmp' cannot be made: No such file or directory");
+    close_bench(&x);
+}
+
 /* ---- the specification ---- */
 
 static void test_specification(void **state)
@@ -311,7 +361,7 @@ static void test_specification(void **state)
         const char *spec, *text;
     } cases[] = {
         {"write", "fault 'write': there is no '='"},
-        {"read=EIO;wriet@2=EIO", "fault 'wriet@2=EIO': use read, write, sync, allocate, change"},
+        {"read=EIO;wriet@2=EIO", "fault 'wriet@2=EIO': use read, write, sync, allocate, rename"},
         {"write@0=EIO", "after @ use N, N-M, N+ or N/K, counted from 1"},
         {"write@x=EIO", "after @ use"},
         {"write@5-2=EIO", "after @ use"},
@@ -410,6 +460,7 @@ int main(void)
         RUNGS(test_short),
         RUNGS(test_flip),
         RUNGS(test_delay),
+        RUNGS(test_replace),
         cmocka_unit_test(test_specification),
         cmocka_unit_test(test_environment),
     };

@@ -243,6 +243,67 @@ static void test_allocation(void **state)
     assert_true(lost > 0);
 }
 
+/* What file there is, by its one byte; 0: none. */
+static char byte_of(const char *name)
+{
+    char byte = 0;
+    int fd = open(path_of(name), O_RDONLY);
+
+    if (fd >= 0)
+        assert_int_equal(pread(fd, &byte, 1, 0), 1);
+    if (fd >= 0)
+        close(fd);
+    return byte;
+}
+
+/* Renames that were not flushed: those up to some point. */
+static void test_names(void **state)
+{
+    unsigned seen[2] = {0};
+
+    for (int seed = 0; seed < 24; seed++) {
+        /* Each replacement has two flushes, the second of the directory: it always fails here, so
+         * that the names are never flushed. */
+        zs_faults *faults = open_faults("sync@2/2=EIO;sync@7=cut;seed=%d", seed);
+        zs_io *io = open_over(state, faults);
+        char one, two;
+        (void)unlink(path_of("one"));
+        (void)unlink(path_of("two"));
+        assert_int_equal(zs_io_replace_file(io, path_of("one"), "a", 1), ZS_ERR_IO);
+        assert_int_equal(zs_io_replace_file(io, path_of("one"), "b", 1), ZS_ERR_IO);
+        assert_int_equal(zs_io_replace_file(io, path_of("two"), "c", 1), ZS_ERR_IO);
+        assert_int_equal(byte_of("one"), 'b');
+        assert_int_equal(byte_of("two"), 'c');
+        assert_int_equal(zs_io_replace_file(io, path_of("three"), "d", 1), ZS_ERR_IO);
+        assert_int_equal(byte_of("three"), 0);
+        zs_io_close(&io);
+        zs_faults_close(&faults);
+        one = byte_of("one");
+        two = byte_of("two");
+        assert_true(one == 0 || one == 'a' || one == 'b');
+        assert_true(two == 0 || (two == 'c' && one == 'b'));
+        seen[0] |= 1u << (one ? one - 'a' + 1 : 0);
+        seen[1] |= 1u << (two != 0);
+    }
+    assert_int_equal(seen[0], 7);
+    assert_int_equal(seen[1], 3);
+}
+
+/* One that was flushed stays. */
+static void test_flushed_name(void **state)
+{
+    for (int seed = 0; seed < 8; seed++) {
+        zs_faults *faults = open_faults("rename@2=cut;seed=%d", seed);
+        zs_io *io = open_over(state, faults);
+        assert_int_equal(zs_io_replace_file(io, path_of("flushed"), "a", 1), ZS_OK);
+        assert_int_equal(zs_io_replace_file(io, path_of("flushed"), "b", 1), ZS_ERR_IO);
+        zs_io_close(&io);
+        zs_faults_close(&faults);
+        assert_int_equal(byte_of("flushed"), 'a');
+        assert_int_equal(unlink(path_of("flushed")), 0);
+    }
+}
+
 /* Engines that share faults share the power supply, and a file is hit after it was closed, too. */
 static void test_one_supply(void **state)
 {
@@ -289,8 +350,9 @@ static int make_all(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        RUNGS(test_cut),    RUNGS(test_cut_in_flush), RUNGS(test_kill),
-        RUNGS(test_silent), RUNGS(test_allocation),   RUNGS(test_one_supply),
+        RUNGS(test_cut),          RUNGS(test_cut_in_flush), RUNGS(test_kill),
+        RUNGS(test_silent),       RUNGS(test_allocation),   RUNGS(test_names),
+        RUNGS(test_flushed_name), RUNGS(test_one_supply),
     };
     return cmocka_run_group_tests(tests, make_all, remove_dir);
 }

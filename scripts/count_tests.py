@@ -33,7 +33,8 @@ def main():
                 elif test["result"] == "SKIP":
                     skipped += 1
                     lines = output_of(test).splitlines()
-                    print(f"== {name}: {test['name']} skipped: {lines[-1] if lines else '?'}")
+                    why = lines[-1].removeprefix("skipped: ") if lines else "?"
+                    print(f"== {name}: {test['name']} skipped: {why}")
                 else:
                     failed += 1
                     lines = output_of(test).splitlines()

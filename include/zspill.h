@@ -15,8 +15,8 @@
  *  - "Collective" calls must be made by all ranks of the communicator, in the same order; a rank
  * that disagrees or stays away makes the others fail with an error that names the unit, within the
  * communicator's time-out.
- *  - After fork() the child may only call zs_last_error(): everything else returns ZS_ERR_FORKED
- * there.
+ *  - After fork() what was opened before belongs to the parent: in the child its calls return
+ * ZS_ERR_FORKED, and closing it there only forgets it. A child may open handles of its own.
  */
 #ifndef ZSPILL_H
 #define ZSPILL_H
@@ -238,8 +238,8 @@ ZS_API void zs_engine_config_init(zs_engine_config *config);
 ZS_API zs_status zs_engine_open(const zs_engine_config *config, zs_comm *comm, zs_engine **out);
 /* Waits for I/O in flight, frees everything. Does not commit. */
 ZS_API void zs_engine_close(zs_engine **engine);
-/* Async-signal-safe, any thread: the call now running and all later ones of this engine return
- * ZS_ERR_CANCELED when they next look. */
+/* Async-signal-safe, any thread: all later calls of this engine return ZS_ERR_CANCELED. The one
+ * that is running ends as it would have; zs_comm_abort wakes one that waits for another rank. */
 ZS_API void zs_engine_cancel(zs_engine *engine);
 
 /* Hyper-parameters of torch.optim.AdamW (decoupled = 1) or Adam with L2 decay (decoupled = 0). */
@@ -361,7 +361,7 @@ typedef struct zs_step_info {
     uint64_t step;      /* optimizer steps taken so far, this one included if not skipped */
     int skipped;        /* 1: the norm was not finite; nothing changed but the loss scale */
     double grad_norm;   /* before clipping */
-    double clip_factor; /* applied, <= 1 */
+    double clip_factor; /* applied; <= 1 unless given in zs_step_config */
     double loss_scale;  /* for the next step */
     double seconds;     /* of zs_step */
     double adam_seconds;

@@ -22,6 +22,13 @@ static uint64_t hash_u64(uint64_t h, uint64_t value)
 
 /* ---- agreement ---- */
 
+static uint64_t double_bits(double value)
+{
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
 static zs_status agree_on_config(zs_engine *e)
 {
     const zs_engine_config *c = &e->config;
@@ -37,6 +44,11 @@ static zs_status agree_on_config(zs_engine *e)
         {"missing_grad", (uint64_t)c->missing_grad},
         {"whether grad_accum_steps is above 1", c->grad_accum_steps > 1},
         {"max_live_params", c->max_live_params},
+        {"loss_scale", double_bits(c->loss_scale)},
+        {"initial_loss_scale", double_bits(c->initial_loss_scale)},
+        {"min_loss_scale", double_bits(c->min_loss_scale)},
+        {"loss_scale_window", (uint64_t)c->loss_scale_window},
+        {"max_skipped_steps", (uint64_t)c->max_skipped_steps},
         {"resume", (uint64_t)(c->resume != 0)},
         {"whether state_dir is set", c->state_dir != NULL},
         {"chunk_numel", c->chunk_numel},
@@ -228,6 +240,7 @@ static zs_status open_states(zs_engine *e)
         .io = e->io,
         .device = e->device,
         .math = e->math,
+        .pool = e->pool,
         .ledger = e->ledger,
         .log = &e->log,
         .trace = c->trace,

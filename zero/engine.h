@@ -242,8 +242,8 @@ zs_status zs_gather_invalidate(zs_engine *e);
 zs_status zs_gather_prefetch(zs_engine *e);
 void zs_gather_close(zs_engine *e);
 
-/* zero/state.c. Reads the manifest, decides which generation of store files this engine uses, and
- * agrees on it with the other ranks. */
+/* zero/state.c. Reads the manifest and decides which generation of store files this engine uses:
+ * the same on all ranks, which see the same manifest. */
 zs_status zs_state_open(zs_engine *e);
 /* Takes over what a commit's header says; *user_bytes as in zs_state_resume. */
 zs_status zs_state_decode(zs_engine *e, const void *header, size_t header_bytes, void *user,

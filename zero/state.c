@@ -311,7 +311,7 @@ static zs_status reshape(zs_engine *e, void *user, size_t *user_bytes)
         zs_log_print(&e->log, ZS_LOG_INFO,
                      "state in '%s': step %llu of %d rank(s) taken over by %d", e->config.state_dir,
                      (unsigned long long)e->step, e->manifest->world, e->world);
-        if (*user_bytes)
+        if (user && *user_bytes)
             memcpy(user, kept, ZS_MIN(*user_bytes, kept_bytes));
         *user_bytes = kept_bytes;
         status = commit(e, kept, kept_bytes);

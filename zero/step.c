@@ -81,8 +81,9 @@ static zs_status skip(zs_engine *e, double norm)
     const int counts = at_smallest_scale(e);
     e->skipped_in_row = counts ? e->skipped_in_row + 1 : 0;
     zs_log_print(&e->log, ZS_LOG_WARN,
-                 "step %llu skipped: the gradient norm is %g (loss scale %g); %d in a row",
-                 (unsigned long long)e->step + 1, norm, e->loss_scale, e->skipped_in_row);
+                 "step %llu skipped: %s, the gradient norm is %g (loss scale %g); %d in a row",
+                 (unsigned long long)e->step + 1, isfinite(norm) ? "found_inf was set" : "overflow",
+                 norm, e->loss_scale, e->skipped_in_row);
     adapt_loss_scale(e, 1);
     if (e->skipped_in_row >= e->config.max_skipped_steps) {
         e->all_know = 1; /* every rank counts the same */
@@ -213,8 +214,10 @@ static zs_status check_step(const zs_step_config *c)
                        c->size, sizeof *c);
     if (!(c->grad_scale > 0) || !isfinite(c->grad_scale))
         return zs_fail(ZS_ERR_ARG, "zs_step: grad_scale is %g; it must be positive", c->grad_scale);
-    if (!(c->max_norm >= 0) || !(c->clip_factor >= 0))
-        return zs_fail(ZS_ERR_ARG, "zs_step: max_norm %g, clip_factor %g: both must be 0 or more",
+    if (!(c->max_norm >= 0) || !(c->clip_factor >= 0) || !isfinite(c->clip_factor))
+        return zs_fail(ZS_ERR_ARG,
+                       "zs_step: max_norm %g, clip_factor %g: both must be 0 or more, the factor "
+                       "finite",
                        c->max_norm, c->clip_factor);
     return ZS_OK;
 }

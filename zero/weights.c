@@ -45,7 +45,11 @@ static zs_status working_at(zs_engine *e, zs_flat *f, int write, char **out)
     if (e->window_flat != f) {
         ZS_CHECK(zs_window_flush(e));
         e->window_flat = f;
-        ZS_CHECK(window_io(e, 0));
+        zs_status status = window_io(e, 0);
+        if (status != ZS_OK) {
+            zs_window_drop(e); /* what it holds is no part of the file */
+            return status;
+        }
     }
     e->window_dirty |= write;
     *out = e->window.ptr;

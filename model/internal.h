@@ -123,9 +123,10 @@ void zs_attention(zs_model *model, const zs_tokens *tokens, const zs_acts *acts)
 void zs_attention_grad(zs_model *model, const zs_tokens *tokens, const zs_acts *acts);
 
 /* ---- block.c ---- */
+/* out NULL: only what backward needs. */
 zs_status zs_block_forward(zs_model *model, const zs_tokens *tokens, int layer, const float *x,
                            float *out, zs_acts *acts);
-/* out NULL in forward: only what backward needs. dx gets the gradient of x for dout. */
+/* dx gets the gradient of x for dout. */
 zs_status zs_block_backward(zs_model *model, const zs_tokens *tokens, int layer, const float *x,
                             zs_acts *acts, const float *dout, float *dx);
 /* Widens (or only points at) a unit's vector weights; kinds that are absent become NULL. */

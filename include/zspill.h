@@ -223,6 +223,9 @@ typedef struct zs_engine_config {
     int max_skipped_steps; /* this many non-finite steps in a row (dynamic: at min_loss_scale) are
                               an error. Default 5 */
     int resume; /* 0 (default): state that exists in state_dir is an error; 1: it may be resumed */
+    int slots;  /* of each chunk in the store: 2 (default), or 1: half the space on disk, but a
+                   process that ends between the first write after a commit and the next commit
+                   leaves no state; for those that commit only at the end */
     uint64_t fingerprint; /* of model and run, chosen by the caller: kept in the store, checked at
                              resume */
     zs_log_fn log;        /* NULL: silent */

@@ -33,11 +33,13 @@ static int never_written(const zs_states *states, size_t chunk)
     return states->chunks[chunk].current == ZS_STORE_NO_SLOT;
 }
 
-/* The chunk has a slot of its own already: only what is resident has to follow. */
+/* The chunk's streamed arrays are where the commit will name them: only what is resident has to
+ * follow. */
 static int moved(const zs_states *states, size_t chunk)
 {
     return !never_written(states, chunk) &&
-           states->chunks[chunk].current != states->chunks[chunk].committed;
+           (states->config.slots == 1 ||
+            states->chunks[chunk].current != states->chunks[chunk].committed);
 }
 
 static int to_be_written(const zs_states *states, size_t chunk)
@@ -71,10 +73,11 @@ static zs_status commit_chunk(zs_states *states, zs_entry *entry, void *arg)
         ZS_CHECK(zs_states_copy(states, here, source + at->first, bytes));
         memset(here + bytes, 0, entry->stride - bytes);
     }
-    if (!chunk->dirty && !never_written(states, entry->chunk) && !moved(states, entry->chunk) &&
+    if (!chunk->dirty && !never_written(states, entry->chunk) &&
+        (states->config.slots == 1 || !moved(states, entry->chunk)) &&
         zs_crc32c(0, zs_entry_array(states, entry, 0), bytes) == chunk->crc[0])
         return ZS_OK; /* the caller's master is as it was committed */
-    ZS_CHECK(zs_entry_write(states, entry, entry->mask, zs_chunk_target(chunk)));
+    ZS_CHECK(zs_entry_write(states, entry, entry->mask, zs_chunk_target(states, chunk)));
     chunk->dirty = 0;
     return ZS_OK;
 }
@@ -120,6 +123,8 @@ zs_status zs_states_commit_publish(zs_states *states, uint64_t commit, uint64_t 
     zs_superblock super = {.fingerprint = states->config.fingerprint,
                            .lineage = states->lineage,
                            .commit = commit,
+                           .run = states->config.run,
+                           .slot_count = states->config.slots,
                            .sequence = 1,
                            .step = step,
                            .chunk_numel = geometry->chunk_numel,
@@ -166,6 +171,17 @@ fail:
     return status;
 }
 
+static zs_status check_run(const zs_states *states, const zs_superblock *super)
+{
+    if (super->run != states->config.run)
+        return zs_fail(ZS_ERR_MISMATCH,
+                       "store '%s' belongs to another run than the manifest beside it (%016llx, "
+                       "not %016llx): restore the files of all ranks from one copy",
+                       states->store.path, (unsigned long long)super->run,
+                       (unsigned long long)states->config.run);
+    return ZS_OK;
+}
+
 zs_status zs_states_committed(zs_states *states, uint64_t commits[2], int *count)
 {
     ZS_CHECK(need_store(states));
@@ -173,6 +189,12 @@ zs_status zs_states_committed(zs_states *states, uint64_t commits[2], int *count
     *count = 0;
     if (store->committed < 0)
         return ZS_OK;
+    ZS_CHECK(check_run(states, &store->super[store->committed]));
+    ZS_CHECK(zs_store_check_clean(store));
+    if (store->super[store->committed].slot_count == 1) {
+        commits[(*count)++] = store->super[store->committed].commit;
+        return ZS_OK;
+    }
     int order[2] = {0, 1};
     if (store->whole[0] && store->whole[1] && store->super[1].sequence > store->super[0].sequence) {
         order[0] = 1;
@@ -223,6 +245,8 @@ zs_status zs_states_resume(zs_states *states, uint64_t commit, void *header, siz
             "directory",
             store->path, (unsigned long long)super->fingerprint,
             (unsigned long long)states->config.fingerprint);
+    ZS_CHECK(check_run(states, super));
+    ZS_CHECK(zs_store_check_clean(store));
     ZS_CHECK(zs_superblock_check(super, &states->geometry, store->path));
 
     /* From here on what was in memory is gone, whatever comes. */

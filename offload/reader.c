@@ -53,9 +53,11 @@ zs_status zs_store_reader_open(const char *path, uint64_t commit, const zs_log *
         goto fail;
     }
     ZS_TRY(zs_store_peek(path, log, &r->store));
+    ZS_TRY(zs_store_check_clean(&r->store));
     ZS_TRY(find_commit(r, commit));
-    ZS_TRY(zs_store_geometry_make(r->super->rank, r->super->world, r->super->chunk_numel,
-                                  r->super->shards, r->super->shard_count, &r->geometry));
+    ZS_TRY(zs_store_geometry_make(r->super->rank, r->super->world, r->super->slot_count,
+                                  r->super->chunk_numel, r->super->shards, r->super->shard_count,
+                                  &r->geometry));
     if (r->geometry.chunk_count != r->super->chunk_count) {
         status = zs_fail(ZS_ERR_CORRUPT, "store '%s' lists %zu chunks where its shards make %zu",
                          path, r->super->chunk_count, r->geometry.chunk_count);

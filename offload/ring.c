@@ -39,8 +39,10 @@ uint64_t zs_ring_entry_bytes(const zs_states *states, size_t chunk, unsigned mas
     return bytes;
 }
 
-int zs_chunk_target(const zs_chunk_state *chunk)
+int zs_chunk_target(const zs_states *states, const zs_chunk_state *chunk)
 {
+    if (states->config.slots == 1)
+        return 0;
     return chunk->committed == 0;
 }
 
@@ -283,6 +285,7 @@ zs_status zs_entry_ready(zs_states *states, zs_entry *entry)
 zs_status zs_entry_write(zs_states *states, zs_entry *entry, unsigned arrays, int slot)
 {
     zs_chunk_state *chunk = &states->chunks[entry->chunk];
+    ZS_CHECK(zs_store_mark(&states->store));
     checksum(states, entry, arrays, chunk->crc);
     chunk->current = slot;
     return transfer(states, entry, arrays, slot, 1);

@@ -57,6 +57,8 @@ static zs_status check_config(const zs_states_config *config)
     if (config->chunk_numel % CHUNK_STEP)
         return zs_fail(ZS_ERR_ARG, "chunk_numel %llu is not a multiple of %d",
                        (unsigned long long)config->chunk_numel, CHUNK_STEP);
+    if (config->slots < 0 || config->slots > 2)
+        return zs_fail(ZS_ERR_ARG, "%d slots for each chunk: 1 or 2 are possible", config->slots);
     if (config->world < 1 || config->rank < 0 || config->rank >= config->world)
         return zs_fail(ZS_ERR_ARG, "rank %d of a world of %d", config->rank, config->world);
     uint64_t total = 0;
@@ -216,8 +218,8 @@ static zs_status open_layout(zs_states *states, uint64_t stored_chunk, uint64_t 
     for (size_t s = 0; s < states->shard_count; s++)
         shards[s] = (zs_store_shard){states->shards[s].numel, states->shards[s].working_dtype};
     zs_status status = zs_store_geometry_make(states->config.rank, states->config.world,
-                                              states->config.chunk_numel, shards,
-                                              states->shard_count, &states->geometry);
+                                              states->config.slots, states->config.chunk_numel,
+                                              shards, states->shard_count, &states->geometry);
     free(shards);
     return status;
 }
@@ -232,6 +234,8 @@ zs_status zs_states_open(const zs_states_config *config, zs_states **out)
     if (!states)
         return zs_fail(ZS_ERR_NOMEM, "no memory for the states");
     states->config = *config;
+    if (!states->config.slots)
+        states->config.slots = 2;
     states->shard_count = config->shard_count;
     states->store.lock_fd = -1;
     states->backwards = 1; /* the first sweep then runs forwards */
@@ -361,7 +365,7 @@ zs_status zs_states_flush(zs_states *states)
             continue;
         entry->dirty = 0;
         zs_status status = zs_entry_write(states, entry, entry->mask,
-                                          zs_chunk_target(&states->chunks[entry->chunk]));
+                                          zs_chunk_target(states, &states->chunks[entry->chunk]));
         if (status != ZS_OK) {
             states->broken = 1;
             return status;

@@ -4,7 +4,8 @@
  * which rank or parameter they belong to.
  *
  * Each shard is cut into chunks of chunk_numel elements (the last one shorter). The store keeps two
- * slots for each chunk; a step writes only slots that the committed superblock does not name. With
+ * slots for each chunk; a step writes only slots that the committed superblock does not name. (Or
+ * it keeps one, and says in the superblock when what was committed is being written over.) With
  * tier nvme the store is where the states live; with the other tiers it is written at commit only.
  */
 #ifndef ZS_OFFLOAD_STATES_H
@@ -35,6 +36,8 @@ typedef struct zs_states_config {
     uint64_t buffer_bytes; /* of the ring; 0: chosen */
     uint64_t chunk_numel;  /* multiple of 4096; 0: chosen */
     uint64_t fingerprint;
+    uint64_t run;        /* of the run, drawn by lot: the store's must be the same */
+    int slots;           /* of each chunk in the store: 2, or 1; 0 is taken as 2 */
     uint64_t generation; /* of the store file: 1, 2, ...; 0 is taken as 1 */
     int abandon;         /* 1: what a store file of this name holds is not in force: start over */
     int resume; /* 0: an existing store is ZS_ERR_EXISTS; 1: kept until the first commit replaces it

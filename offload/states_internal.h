@@ -112,9 +112,9 @@ zs_status zs_entry_read(zs_states *states, zs_entry *entry, unsigned arrays);
 zs_status zs_entry_ready(zs_states *states, zs_entry *entry);
 /* Queues writing arrays of the entry to slot and makes that the chunk's current one. */
 zs_status zs_entry_write(zs_states *states, zs_entry *entry, unsigned arrays, int slot);
-/* The slot a change of chunk goes to: the one that is not committed, again and again until it is.
- */
-int zs_chunk_target(const zs_chunk_state *chunk);
+/* The slot a change of chunk goes to: the one that is not committed, again and again until it is;
+ * or the only one. */
+int zs_chunk_target(const zs_states *states, const zs_chunk_state *chunk);
 
 /* Of one entry in a pass: which arrays need room, which of them are read, and whether there is room
  * for a working copy. */

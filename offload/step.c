@@ -145,7 +145,8 @@ static zs_status step_chunk(zs_states *states, zs_entry *entry, void *arg)
         zs_trace_span(trace, states->config.rank, "adam", "adam", span, zs_trace_now());
 
     if (entry->mask)
-        ZS_CHECK(zs_entry_write(states, entry, entry->mask, zs_chunk_target(&states->chunks[c])));
+        ZS_CHECK(zs_entry_write(states, entry, entry->mask,
+                                zs_chunk_target(states, &states->chunks[c])));
     if (spills && !input->working) {
         size_t bytes = chunk->numel * zs_dtype_size(shard->working_dtype);
         states->written_bytes += zs_round_up(bytes, ZS_IO_ALIGN);

@@ -25,6 +25,9 @@ enum {
     SUPER_SHARDS = 72,
     SUPER_CHUNKS = 80,
     SUPER_COMMIT = 88,
+    SUPER_RUN = 96,
+    SUPER_SLOTS = 104,
+    SUPER_DIRTY = 108,
     SUPER_FIXED = 128,
     SHARD_RECORD = 16,
     CHUNK_RECORD = 16
@@ -59,11 +62,12 @@ uint64_t zs_store_slot_offset(const zs_store_chunk *chunk, int slot)
     return chunk->offset + (uint64_t)slot * ZS_STORE_ARRAYS * chunk->stride;
 }
 
-zs_status zs_store_geometry_make(int rank, int world, uint64_t chunk_numel,
+zs_status zs_store_geometry_make(int rank, int world, int slot_count, uint64_t chunk_numel,
                                  const zs_store_shard *shards, size_t shard_count,
                                  zs_store_geometry *out)
 {
-    *out = (zs_store_geometry){.rank = rank, .world = world, .chunk_numel = chunk_numel};
+    *out = (zs_store_geometry){
+        .rank = rank, .world = world, .slot_count = slot_count, .chunk_numel = chunk_numel};
     uint64_t count = 0, total = 0;
     for (size_t s = 0; s < shard_count; s++) {
         count += zs_div_up(shards[s].numel, chunk_numel);
@@ -99,7 +103,7 @@ zs_status zs_store_geometry_make(int rank, int world, uint64_t chunk_numel,
                                       .numel = numel,
                                       .stride = zs_round_up(numel * sizeof(float), ZS_PAGE),
                                       .offset = at};
-            at += 2 * ZS_STORE_ARRAYS * chunk->stride;
+            at += (uint64_t)slot_count * ZS_STORE_ARRAYS * chunk->stride;
         }
     out->file_bytes = at;
     return ZS_OK;
@@ -139,6 +143,9 @@ void zs_superblock_encode(const zs_superblock *super, unsigned char *out)
     put32(out + SUPER_RANK, (uint32_t)super->rank);
     put64(out + SUPER_LINEAGE, super->lineage);
     put64(out + SUPER_COMMIT, super->commit);
+    put64(out + SUPER_RUN, super->run);
+    put32(out + SUPER_SLOTS, super->slot_count == 1 ? 1 : 2);
+    put32(out + SUPER_DIRTY, (uint32_t)super->dirty);
     put64(out + SUPER_SEQUENCE, super->sequence);
     put64(out + SUPER_STEP, super->step);
     put64(out + SUPER_CHUNK_NUMEL, super->chunk_numel);
@@ -184,6 +191,10 @@ zs_status zs_superblock_decode(const unsigned char *data, uint64_t bytes, zs_sup
     out->rank = (int)get32(data + SUPER_RANK);
     out->lineage = get64(data + SUPER_LINEAGE);
     out->commit = get64(data + SUPER_COMMIT);
+    out->run = get64(data + SUPER_RUN);
+    /* Nothing else is ever written; a forged file must not become a size or an index. */
+    out->slot_count = get32(data + SUPER_SLOTS) == 1 ? 1 : 2;
+    out->dirty = get32(data + SUPER_DIRTY) != 0;
     out->sequence = get64(data + SUPER_SEQUENCE);
     out->step = get64(data + SUPER_STEP);
     out->chunk_numel = get64(data + SUPER_CHUNK_NUMEL);
@@ -202,8 +213,7 @@ zs_status zs_superblock_decode(const unsigned char *data, uint64_t bytes, zs_sup
     for (size_t s = 0; s < shards; s++, at += SHARD_RECORD)
         out->shards[s] = (zs_store_shard){.numel = get64(at), .dtype = (zs_dtype)get32(at + 8)};
     for (size_t c = 0; c < chunks; c++, at += CHUNK_RECORD) {
-        /* Nothing but 0 and 1 is ever written; the mask keeps a forged file from being an index. */
-        out->slots[c].slot = (int)(get32(at) & 1);
+        out->slots[c].slot = (int)(get32(at) & (uint32_t)(out->slot_count - 1));
         for (int a = 0; a < ZS_STORE_ARRAYS; a++)
             out->slots[c].crc[a] = get32(at + 4 + 4 * a);
     }
@@ -252,6 +262,12 @@ zs_status zs_superblock_check(const zs_superblock *super, const zs_store_geometr
                            "resume with the former, or use another directory",
                            path, s, zs_dtype_name(have->dtype), zs_dtype_name(want->dtype));
     }
+    if (super->slot_count != geometry->slot_count)
+        return zs_fail(
+            ZS_ERR_MISMATCH,
+            "store '%s' has %d slot(s) for each chunk, this run asks for %d: ask for %d, "
+            "or use another directory",
+            path, super->slot_count, geometry->slot_count, super->slot_count);
     if (super->chunk_numel != geometry->chunk_numel || super->chunk_count != geometry->chunk_count)
         return zs_fail(ZS_ERR_MISMATCH,
                        "store '%s' has chunks of %llu elements, this run asks for %llu: set "

@@ -12,7 +12,7 @@
 
 enum {
     ZS_STORE_ARRAYS = 3, /* master, exp_avg, exp_avg_sq */
-    ZS_STORE_VERSION = 1,
+    ZS_STORE_VERSION = 2,
     ZS_STORE_HEADER_MAX = 8192,
     ZS_STORE_NO_SLOT = -1
 };
@@ -26,11 +26,12 @@ typedef struct zs_store_chunk {
     size_t shard;
     uint64_t first, numel; /* elements of the shard */
     uint64_t stride;       /* bytes of one array in a slot */
-    uint64_t offset;       /* of slot 0 in the file; slot 1 follows */
+    uint64_t offset;       /* of slot 0 in the file; slot 1, where there are two, follows */
 } zs_store_chunk;
 
 typedef struct zs_store_geometry {
     int rank, world;
+    int slot_count; /* of each chunk: 2, or 1: changed in place, and the superblock says so */
     uint64_t chunk_numel;
     zs_store_shard *shards;
     size_t shard_count;
@@ -50,7 +51,10 @@ typedef struct zs_superblock {
     uint64_t fingerprint, sequence, step, chunk_numel;
     uint64_t lineage; /* commits that follow from each other; another one began without resuming */
     uint64_t commit;  /* the engine's number of it, the same on all ranks */
+    uint64_t run; /* drawn by lot when the run's first state was made; its manifest has it, too */
     int rank, world;
+    int slot_count; /* as above; 0 is taken as 2 */
+    int dirty;      /* one slot: what this commit named has been written over since */
     zs_store_shard *shards;
     size_t shard_count;
     zs_store_slot *slots; /* one a chunk */
@@ -61,7 +65,7 @@ typedef struct zs_superblock {
 
 /* ---- geometry and encoding: pure ---- */
 
-zs_status zs_store_geometry_make(int rank, int world, uint64_t chunk_numel,
+zs_status zs_store_geometry_make(int rank, int world, int slot_count, uint64_t chunk_numel,
                                  const zs_store_shard *shards, size_t shard_count,
                                  zs_store_geometry *out);
 void zs_store_geometry_free(zs_store_geometry *geometry);
@@ -117,6 +121,9 @@ void zs_store_sweep(const char *dir, const uint64_t keep[2]);
  * another process trains with it (a superblock that is being written may then look damaged). For
  * zs_store_close only. */
 zs_status zs_store_peek(const char *path, const zs_log *log, zs_store *out);
+/* Opens the file at path and keeps every process from training with it, while others may do the
+ * same, until *fd is closed. ZS_ERR_LOCKED when one trains. */
+zs_status zs_store_share(const char *path, int *fd);
 /* Lays the file out on disk (a new one) or checks it against geometry (one that exists), and opens
  * it for I/O. */
 zs_status zs_store_allocate(zs_store *store, const zs_store_geometry *geometry, zs_io *io,
@@ -124,6 +131,11 @@ zs_status zs_store_allocate(zs_store *store, const zs_store_geometry *geometry, 
 /* Writes and flushes super into the area that is not in force; it then is. Takes over what super
  * owns, also on failure. */
 zs_status zs_store_publish(zs_store *store, zs_superblock *super);
+/* One slot: says durably that what the superblock in force names is about to be written over. Does
+ * nothing where that is said already, nothing is committed, or there are two slots. */
+zs_status zs_store_mark(zs_store *store);
+/* ZS_ERR_CORRUPT when the superblock in force says that. */
+zs_status zs_store_check_clean(const zs_store *store);
 /* Removes a file that nothing was ever committed to. */
 void zs_store_close(zs_store *store);
 

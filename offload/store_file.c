@@ -357,6 +357,22 @@ static zs_status put(zs_store *store, uint64_t offset, const void *data, uint64_
     return zs_file_sync(store->io, store->file);
 }
 
+zs_status zs_store_share(const char *path, int *fd)
+{
+    const zs_store store = {.path = (char *)path};
+    zs_status status = ZS_OK;
+    *fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (*fd < 0)
+        return zs_fail(ZS_ERR_IO, "store '%s' cannot be opened: %s", path, strerror(errno));
+    if (flock(*fd, LOCK_SH | LOCK_NB) < 0 && errno == EWOULDBLOCK) {
+        status = fail_locked(&store, *fd);
+        close(*fd);
+        *fd = -1;
+    }
+    /* A file system without locks is good enough to read from. */
+    return status;
+}
+
 static zs_status allocate_file(zs_store *store)
 {
     const zs_store_geometry *geometry = store->geometry;
@@ -421,6 +437,50 @@ zs_status zs_store_publish(zs_store *store, zs_superblock *super)
 fail:
     zs_superblock_free(super);
     return status;
+}
+
+static void *copy_of(const void *data, size_t bytes)
+{
+    void *copy = malloc(bytes + 1);
+    if (copy && bytes)
+        memcpy(copy, data, bytes);
+    return copy;
+}
+
+static int changed_in_place(const zs_store *store)
+{
+    return store->committed >= 0 && store->super[store->committed].slot_count == 1;
+}
+
+zs_status zs_store_mark(zs_store *store)
+{
+    zs_status status = ZS_OK;
+    if (!changed_in_place(store) || store->super[store->committed].dirty)
+        return ZS_OK;
+    zs_superblock super = store->super[store->committed];
+    super.dirty = 1;
+    super.sequence++;
+    super.shards = copy_of(super.shards, super.shard_count * sizeof *super.shards);
+    super.slots = copy_of(super.slots, super.chunk_count * sizeof *super.slots);
+    super.header = copy_of(super.header, super.header_bytes);
+    if (!super.shards || !super.slots || !super.header) {
+        status = zs_fail(ZS_ERR_NOMEM, "no memory for a superblock of store '%s'", store->path);
+        zs_superblock_free(&super);
+        return status;
+    }
+    return zs_store_publish(store, &super);
+}
+
+zs_status zs_store_check_clean(const zs_store *store)
+{
+    if (!changed_in_place(store) || !store->super[store->committed].dirty)
+        return ZS_OK;
+    return zs_fail(ZS_ERR_CORRUPT,
+                   "store '%s' has one slot for each chunk, and its process ended after it had "
+                   "begun to write over step %llu: neither that step nor a later one is whole: "
+                   "restore all files from one copy, or start afresh in an empty directory (with "
+                   "two slots this cannot happen)",
+                   store->path, (unsigned long long)store->super[store->committed].step);
 }
 
 void zs_store_close(zs_store *store)

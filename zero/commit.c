@@ -234,6 +234,8 @@ static zs_status open_states(zs_engine *e)
         .buffer_bytes = c->buffer_bytes,
         .chunk_numel = c->chunk_numel,
         .fingerprint = c->fingerprint,
+        .run = e->own ? e->own->run : 0,
+        .slots = c->slots,
         .generation = e->own ? e->own->generation : 0,
         .abandon = e->own && (!e->manifest || e->manifest->generation != e->own->generation),
         .resume = c->resume,
@@ -315,6 +317,8 @@ zs_status zs_engine_commit(zs_engine *e)
     ZS_CHECK(zs_engine_enter(e, "zs_engine_commit"));
     ZS_CHECK(zs_engine_expect(e, 1u << ZS_PHASE_OPEN, "zs_engine_commit"));
     zs_status status = agree_on_config(e);
+    if (status == ZS_OK && e->config.state_dir)
+        status = zs_state_draw(e);
     if (status == ZS_OK)
         status = zs_engine_agree(e, "zs_engine_commit", build(e));
     if (status == ZS_OK)

@@ -20,6 +20,7 @@ void zs_engine_config_init(zs_engine_config *config)
         .loss_scale_window = 1000,
         .min_loss_scale = 1,
         .max_skipped_steps = 5,
+        .slots = 2,
         .log_level = ZS_LOG_INFO,
     };
 }
@@ -160,6 +161,8 @@ static zs_status check_config(const zs_engine_config *c)
     if (c->chunk_numel % 4096)
         return zs_fail(ZS_ERR_ARG, "chunk_numel is %llu; it must be a multiple of 4096",
                        (unsigned long long)c->chunk_numel);
+    if (c->slots != 1 && c->slots != 2)
+        return zs_fail(ZS_ERR_ARG, "slots is %d; it must be 1 or 2", c->slots);
     if (!(c->loss_scale >= 0) || !isfinite(c->loss_scale))
         return zs_fail(ZS_ERR_ARG, "loss_scale is %g; it must be 0 (dynamic) or positive",
                        c->loss_scale);

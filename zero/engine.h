@@ -166,6 +166,7 @@ struct zs_engine {
      * until our first commit. */
     zs_manifest *manifest; /* NULL: there is none */
     zs_manifest *own;      /* NULL: no state_dir */
+    uint64_t run;          /* this run's lot, or that of the one it goes on with */
 
     /* step */
     uint64_t step;
@@ -242,8 +243,10 @@ zs_status zs_gather_invalidate(zs_engine *e);
 zs_status zs_gather_prefetch(zs_engine *e);
 void zs_gather_close(zs_engine *e);
 
-/* zero/state.c. Reads the manifest and decides which generation of store files this engine uses:
- * the same on all ranks, which see the same manifest. */
+/* zero/state.c. Collective: draws the lot by which this run's files are known. */
+zs_status zs_state_draw(zs_engine *e);
+/* Reads the manifest and decides which generation of store files this engine uses: the same on all
+ * ranks, which see the same manifest. */
 zs_status zs_state_open(zs_engine *e);
 /* Takes over what a commit's header says; *user_bytes as in zs_state_resume. */
 zs_status zs_state_decode(zs_engine *e, const void *header, size_t header_bytes, void *user,

@@ -13,16 +13,18 @@
 #include "base/util.h"
 
 /* Lines, each ended by a newline:
- *   zspill manifest 1
+ *   zspill manifest 2
  *   fingerprint HEX
+ *   run HEX
  *   generation N
  *   world N
  *   chunk_numel N
+ *   slots 1|2
  *   replicated 0|1
  *   flats N
  *   then for each: "flat COUNT DTYPE", and COUNT times "param NUMEL NAME" (the name is the rest of
  * the line) crc32c HEX        of all bytes before this line */
-static const char first_line[] = "zspill manifest 1\n";
+static const char first_line[] = "zspill manifest 2\n";
 enum { MANIFEST_MOST = 64 << 20, COUNT_MOST = 1 << 24 };
 
 static char *path_of(const char *dir)
@@ -52,7 +54,7 @@ void zs_manifest_free(zs_manifest **manifest)
 int zs_manifest_same_shape(const zs_manifest *a, const zs_manifest *b)
 {
     if (a->world != b->world || a->replicated != b->replicated ||
-        a->chunk_numel != b->chunk_numel || a->flat_count != b->flat_count)
+        a->chunk_numel != b->chunk_numel || a->slots != b->slots || a->flat_count != b->flat_count)
         return 0;
     for (size_t f = 0; f < a->flat_count; f++) {
         if (a->flats[f].count != b->flats[f].count || a->flats[f].dtype != b->flats[f].dtype)
@@ -149,7 +151,7 @@ static zs_status parse_flat(lines *l, zs_manifest_flat *flat)
 
 static zs_status parse(lines *l, zs_manifest *m)
 {
-    uint64_t world, replicated, flats;
+    uint64_t world, slots, replicated, flats;
     if (strncmp(l->at, first_line, sizeof first_line - 1) != 0)
         return zs_fail(ZS_ERR_CORRUPT,
                        "manifest '%s' does not begin with '%.*s': another version "
@@ -158,9 +160,11 @@ static zs_status parse(lines *l, zs_manifest *m)
     l->at += sizeof first_line - 1;
     l->number = 1;
     ZS_CHECK(take(l, "fingerprint", 16, &m->fingerprint, NULL, NULL));
+    ZS_CHECK(take(l, "run", 16, &m->run, NULL, NULL));
     ZS_CHECK(take(l, "generation", 10, &m->generation, NULL, NULL));
     ZS_CHECK(take_count(l, "world", 64, &world));
     ZS_CHECK(take(l, "chunk_numel", 10, &m->chunk_numel, NULL, NULL));
+    ZS_CHECK(take_count(l, "slots", 2, &slots));
     ZS_CHECK(take_count(l, "replicated", 1, &replicated));
     ZS_CHECK(take_count(l, "flats", COUNT_MOST, &flats));
     if (flats > strlen(l->at) / 7)
@@ -168,10 +172,11 @@ static zs_status parse(lines *l, zs_manifest *m)
                        "manifest '%s', line %zu: %" PRIu64 " flat buffers do not fit "
                        "into what follows",
                        l->where, l->number, flats);
-    if (!world || !m->generation)
-        return zs_fail(ZS_ERR_CORRUPT, "manifest '%s': world and generation must not be 0",
+    if (!world || !slots || !m->generation)
+        return zs_fail(ZS_ERR_CORRUPT, "manifest '%s': world, slots and generation must not be 0",
                        l->where);
     m->world = (int)world;
+    m->slots = (int)slots;
     m->replicated = (int)replicated;
     m->flats = calloc(flats + 1, sizeof *m->flats);
     if (!m->flats)
@@ -251,9 +256,11 @@ fail:
 
 static void print(FILE *out, const zs_manifest *m)
 {
-    fprintf(out, "%sfingerprint %" PRIx64 "\ngeneration %" PRIu64 "\nworld %d\n", first_line,
-            m->fingerprint, m->generation, m->world);
-    fprintf(out, "chunk_numel %" PRIu64 "\nreplicated %d\n", m->chunk_numel, m->replicated);
+    fprintf(out, "%sfingerprint %" PRIx64 "\nrun %" PRIx64 "\n", first_line, m->fingerprint,
+            m->run);
+    fprintf(out, "generation %" PRIu64 "\nworld %d\n", m->generation, m->world);
+    fprintf(out, "chunk_numel %" PRIu64 "\nslots %d\nreplicated %d\n", m->chunk_numel, m->slots,
+            m->replicated);
     fprintf(out, "flats %zu\n", m->flat_count);
     for (size_t f = 0; f < m->flat_count; f++) {
         fprintf(out, "flat %zu %s\n", m->flats[f].count, zs_dtype_name(m->flats[f].dtype));

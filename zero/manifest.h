@@ -21,9 +21,11 @@ typedef struct zs_manifest_flat {
 
 typedef struct zs_manifest {
     uint64_t fingerprint;
+    uint64_t run;        /* drawn by lot for each run; its store files carry it, too */
     uint64_t generation; /* 1, 2, ... */
     int world;
     uint64_t chunk_numel;
+    int slots;      /* of each chunk: 2 or 1 */
     int replicated; /* 1: every rank's store holds all (stage 0); 0: its shard */
     zs_manifest_flat *flats;
     size_t flat_count;

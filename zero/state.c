@@ -3,126 +3,60 @@
  * all ranks. */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "base/util.h"
 #include "zero/engine.h"
+#include "zero/header.h"
 
-/* The header, little-endian 64-bit words: magic, number of the commit, step, bits of the loss
- * scale, good steps, number of runs, then for each run of parameters with equal step counts
- * {parameters, steps}, number of user bytes, user bytes. */
-enum { HEADER_MAGIC = 0x32524448 /* "HDR2" */ };
-
-typedef struct cursor {
-    unsigned char *data;
-    size_t at, size;
-    int overflow;
-} cursor;
-
-static void put_u64(cursor *c, uint64_t value)
+/* The counts of Adam's steps, gathered for a header or spread from one. */
+static zs_status counts(const zs_engine *e, uint64_t **out)
 {
-    if (c->size - c->at < 8) {
-        c->overflow = 1;
-        return;
-    }
-    for (int i = 0; i < 8; i++)
-        c->data[c->at++] = (unsigned char)(value >> 8 * i);
+    *out = calloc(e->param_count + 1, sizeof **out);
+    return *out ? ZS_OK : zs_fail(ZS_ERR_NOMEM, "no memory for %zu step counts", e->param_count);
 }
 
-static uint64_t get_u64(cursor *c)
+static zs_status encode(const zs_engine *e, const void *user, size_t user_bytes, void *out,
+                        size_t *bytes)
 {
-    uint64_t value = 0;
-    if (c->size - c->at < 8) {
-        c->overflow = 1;
-        return 0;
-    }
-    for (int i = 0; i < 8; i++)
-        value |= (uint64_t)c->data[c->at++] << 8 * i;
-    return value;
+    zs_header header = {
+        .commit = e->commit + 1,
+        .step = e->step,
+        .loss_scale = e->loss_scale,
+        .good_steps = e->good_steps,
+        .param_count = e->param_count,
+        .user = user,
+        .user_bytes = user_bytes,
+    };
+    ZS_CHECK(counts(e, &header.steps));
+    for (size_t i = 0; i < e->param_count; i++)
+        header.steps[i] = e->params[i].steps;
+    const zs_status status = zs_header_encode(&header, out, bytes);
+    free(header.steps);
+    return status;
 }
 
-static uint64_t double_bits(double value)
-{
-    uint64_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-static double bits_double(uint64_t bits)
-{
-    double value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static size_t same_steps(const zs_engine *e, size_t begin)
-{
-    size_t end = begin + 1;
-    while (end < e->param_count && e->params[end].steps == e->params[begin].steps)
-        end++;
-    return end - begin;
-}
-
-static zs_status encode(const zs_engine *e, const void *user, size_t user_bytes, cursor *c)
-{
-    uint64_t runs = 0;
-    for (size_t i = 0; i < e->param_count; i += same_steps(e, i))
-        runs++;
-    put_u64(c, HEADER_MAGIC);
-    put_u64(c, e->commit + 1);
-    put_u64(c, e->step);
-    put_u64(c, double_bits(e->loss_scale));
-    put_u64(c, (uint64_t)e->good_steps);
-    put_u64(c, runs);
-    for (size_t i = 0; i < e->param_count; i += same_steps(e, i)) {
-        put_u64(c, same_steps(e, i));
-        put_u64(c, e->params[i].steps);
-    }
-    put_u64(c, user_bytes);
-    if (c->overflow || c->size - c->at < user_bytes)
-        return zs_fail(ZS_ERR_ARG,
-                       "zs_state_commit: %llu runs of parameters with different step counts and "
-                       "%zu user bytes do not fit into a header of %zu bytes",
-                       (unsigned long long)runs, user_bytes, c->size);
-    if (user_bytes)
-        memcpy(c->data + c->at, user, user_bytes);
-    c->at += user_bytes;
-    return ZS_OK;
-}
-
-zs_status zs_state_decode(zs_engine *e, const void *header, size_t header_bytes, void *user,
+zs_status zs_state_decode(zs_engine *e, const void *data, size_t bytes, void *user,
                           size_t *user_bytes)
 {
-    /* Only read from here on. */
-    cursor reader = {.data = (unsigned char *)header, .size = header_bytes}, *c = &reader;
-    const uint64_t magic = get_u64(c);
-    e->commit = get_u64(c);
-    e->step = get_u64(c);
-    const double scale = bits_double(get_u64(c));
-    e->good_steps = (int)get_u64(c);
-    uint64_t runs = get_u64(c);
-    size_t at = 0;
-    if (magic != HEADER_MAGIC)
-        return zs_fail(ZS_ERR_CORRUPT, "the store's engine header begins with %llx, not %x",
-                       (unsigned long long)magic, HEADER_MAGIC);
-    while (runs-- && !c->overflow) {
-        uint64_t n = get_u64(c);
-        const uint64_t steps = get_u64(c);
-        while (n-- && at < e->param_count)
-            e->params[at++].steps = steps;
+    zs_header header = {.param_count = e->param_count};
+    ZS_CHECK(counts(e, &header.steps));
+    const zs_status status = zs_header_decode(data, bytes, &header);
+    if (status == ZS_OK) {
+        e->commit = header.commit;
+        e->step = header.step;
+        e->good_steps = header.good_steps;
+        /* A fixed scale is the configuration's, a dynamic one goes on where it was. */
+        if (e->config.loss_scale == 0)
+            e->loss_scale = header.loss_scale;
+        for (size_t i = 0; i < e->param_count; i++)
+            e->params[i].steps = header.steps[i];
+        if (user && *user_bytes)
+            memcpy(user, header.user, ZS_MIN(*user_bytes, header.user_bytes));
+        *user_bytes = header.user_bytes;
     }
-    const uint64_t stored = get_u64(c);
-    if (c->overflow || at != e->param_count || stored > c->size - c->at)
-        return zs_fail(ZS_ERR_CORRUPT,
-                       "the store's engine header of %zu bytes describes %zu "
-                       "parameters where there are %zu",
-                       c->size, at, e->param_count);
-    /* A fixed scale is the configuration's, a dynamic one goes on where it was. */
-    if (e->config.loss_scale == 0)
-        e->loss_scale = scale;
-    if (user && *user_bytes)
-        memcpy(user, c->data + c->at, ZS_MIN(*user_bytes, stored));
-    *user_bytes = stored;
-    return ZS_OK;
+    free(header.steps);
+    return status;
 }
 
 /* ---- manifest ---- */
@@ -134,6 +68,8 @@ static zs_status describe(const zs_engine *e, zs_manifest **out)
     if (!m || !(m->flats = calloc(e->flat_count + 1, sizeof *m->flats)))
         return zs_fail(ZS_ERR_NOMEM, "no memory for a manifest");
     m->fingerprint = e->config.fingerprint;
+    m->run = e->run;
+    m->slots = e->config.slots;
     m->generation = 1;
     m->world = e->world;
     m->replicated = e->config.zero_stage == 0;
@@ -179,10 +115,23 @@ static zs_status read_manifest(zs_engine *e)
                        "another directory",
                        dir, (unsigned long long)m->fingerprint,
                        (unsigned long long)e->config.fingerprint);
+    e->run = e->own->run = m->run;
     /* Chunks of any length will do when none is asked for. */
     if (!e->own->chunk_numel)
         e->own->chunk_numel = m->chunk_numel;
     e->own->generation = m->generation + !zs_manifest_same_shape(m, e->own);
+    return ZS_OK;
+}
+
+zs_status zs_state_draw(zs_engine *e)
+{
+    uint64_t bits = 0;
+    if (e->rank == 0 && getrandom(&bits, sizeof bits, 0) != (ssize_t)sizeof bits)
+        bits = zs_trace_now();
+    /* As many as a double carries exactly, and never 0. */
+    double run = e->rank == 0 ? (double)(bits >> 12 | 1) : 0;
+    ZS_CHECK(zs_comm_all_reduce(e->comm, "zs_engine_commit", ZS_OP_MAX, &run, 1));
+    e->run = (uint64_t)run;
     return ZS_OK;
 }
 
@@ -224,13 +173,13 @@ static zs_status switch_manifest(zs_engine *e)
 static zs_status commit(zs_engine *e, const void *user, size_t user_bytes)
 {
     unsigned char data[ZS_STATES_HEADER_MAX];
-    cursor c = {.data = data, .size = sizeof data};
-    zs_status status = encode(e, user, user_bytes, &c);
+    size_t bytes = sizeof data;
+    zs_status status = encode(e, user, user_bytes, data, &bytes);
     if (status == ZS_OK)
         status = zs_states_commit_prepare(e->states);
     /* Only when the data of all ranks is on disk may any rank's superblock name it. */
     ZS_CHECK(zs_engine_agree(e, "zs_state_commit: writing", status));
-    status = zs_states_commit_publish(e->states, e->commit + 1, e->step, data, c.at);
+    status = zs_states_commit_publish(e->states, e->commit + 1, e->step, data, bytes);
     /* Only when all superblocks are may any slot be written again. */
     ZS_CHECK(zs_engine_agree(e, "zs_state_commit: publishing", status));
     e->commit++;

@@ -113,6 +113,7 @@ class EngineConfig(_Sized):
         ("min_loss_scale", c_double),
         ("max_skipped_steps", c_int),
         ("resume", c_int),
+        ("slots", c_int),
         ("fingerprint", c_uint64),
         ("log", LOG_FN),
         ("log_cookie", c_void_p),

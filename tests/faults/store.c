@@ -123,7 +123,7 @@ static void geometry(zs_store_geometry *out)
     zs_store_shard shards[RIG_SHARDS];
     for (size_t s = 0; s < RIG_SHARDS; s++)
         shards[s] = (zs_store_shard){rig_numel(1, s), dtypes[s]};
-    OK(zs_store_geometry_make(0, 1, 4096, shards, RIG_SHARDS, out));
+    OK(zs_store_geometry_make(0, 1, 2, 4096, shards, RIG_SHARDS, out));
 }
 
 /* ---- refusals ---- */

@@ -198,7 +198,7 @@ static void test_checkpoint(void **state)
     assert_int_equal(zs_ledger_open(&ledger), ZS_OK);
     assert_int_equal(zs_device_open_host(&device), ZS_OK);
     assert_int_equal(zs_io_open(ZS_IO_POSIX, 0, NULL, &io), ZS_OK);
-    assert_int_equal(zs_store_geometry_make(1, 2, 4096, &shard, 1, &geometry), ZS_OK);
+    assert_int_equal(zs_store_geometry_make(1, 2, 2, 4096, &shard, 1, &geometry), ZS_OK);
     assert_int_equal(zs_store_lock(dir.path, 1, 1, NULL, &store), ZS_OK);
     assert_int_equal(zs_store_allocate(&store, &geometry, io, device, ledger), ZS_OK);
     /* While another process holds it, too. */

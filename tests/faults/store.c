@@ -570,11 +570,14 @@ static void test_truncated(void **state)
 static void test_superblock_encoding(void **state)
 {
     zs_store_shard shards[2] = {{12345, ZS_BF16}, {1, ZS_FP32}};
-    zs_store_slot slots[3] = {{1, {1, 2, 3}}, {0, {4, 5, 6}}, {1, {7, 8, 9}}};
+    zs_store_slot slots[3] = {{0, {1, 2, 3}}, {0, {4, 5, 6}}, {0, {7, 8, 9}}};
     unsigned char header[5] = "abcd";
     zs_superblock super = {.fingerprint = 0x1122334455667788,
                            .lineage = 2,
                            .commit = 9,
+                           .run = 0x0badf00d,
+                           .slot_count = 1,
+                           .dirty = 1,
                            .sequence = 3,
                            .step = 4,
                            .chunk_numel = 4096,
@@ -592,14 +595,15 @@ static void test_superblock_encoding(void **state)
     unsigned char *data = malloc(bytes);
     zs_superblock_encode(&super, data);
     /* Little-endian at the offsets of docs/format.md. */
-    assert_memory_equal(data, "ZSPSUPER\1\0\0\0", 12);
+    assert_memory_equal(data, "ZSPSUPER\2\0\0\0", 12);
     assert_memory_equal(data + 24, "\x88\x77\x66\x55\x44\x33\x22\x11\6\0\0\0\5\0\0\0", 16);
+    assert_memory_equal(data + 96, "\x0d\xf0\xad\x0b\0\0\0\0\1\0\0\0\1\0\0\0", 16);
     assert_memory_equal(data + 128, "\x39\x30\0\0\0\0\0\0\1\0\0\0", 12);
-    assert_memory_equal(data + 160, "\1\0\0\0\1\0\0\0\2\0\0\0\3\0\0\0", 16);
+    assert_memory_equal(data + 160, "\0\0\0\0\1\0\0\0\2\0\0\0\3\0\0\0", 16);
     assert_memory_equal(data + 208, "abcd", 5);
     OK(zs_superblock_decode(data, bytes, &back));
     assert_int_equal(back.step, 4);
-    assert_int_equal(back.slots[2].slot, 1);
+    assert_true(back.run == 0x0badf00d && back.dirty && back.slot_count == 1);
     assert_int_equal(back.slots[2].crc[2], 9);
     assert_memory_equal(back.header, header, sizeof header);
     zs_superblock_free(&back);
@@ -848,6 +852,80 @@ static void test_afresh_over_old(void **state)
     temp_remove(&dir);
 }
 
+/* One slot: half the file, and what is written over is not taken for state. */
+static void one_slot(zs_tier tier, int aliased)
+{
+    temp_dir dir;
+    rig r;
+    int found;
+    temp_make(&dir);
+    rig_config config = nvme(&dir);
+    config.tier = tier;
+    config.aliased = aliased;
+    char *path = store_path(&dir);
+    make_store(config, 1);
+    const uint64_t two = file_bytes(path);
+    assert_int_equal(unlink(path), 0);
+    config.slots = 1;
+    make_store(config, 3);
+    assert_true(file_bytes(path) < two * 6 / 10);
+    OK(rig_open(&r, &config));
+    OK(rig_resume(&r, &found));
+    assert_int_equal(r.step, 3);
+    expect_bits(&r, 3);
+    OK(rig_step(&r));
+    OK(rig_commit(&r));
+    rig_close(&r);
+    OK(rig_open(&r, &config));
+    OK(rig_resume(&r, &found));
+    assert_int_equal(r.step, 4);
+    expect_bits(&r, 4);
+    OK(rig_step(&r));
+    OK(zs_states_commit_prepare(r.states));
+    rig_close(&r); /* as a crash would end it */
+    OK(rig_open(&r, &config));
+    REFUSED(rig_resume(&r, &found), ZS_ERR_CORRUPT, path, "one slot", "write over step 4",
+            "start afresh in an empty directory");
+    rig_close(&r);
+    config.slots = 2;
+    REFUSED(rig_open(&r, &config), ZS_ERR_MISMATCH, path, "1 slot(s)", "asks for 2");
+    rig_close(&r);
+    free(path);
+    temp_remove(&dir);
+}
+
+static void test_one_slot_nvme(void **state)
+{
+    one_slot(ZS_TIER_NVME, 0);
+}
+
+static void test_one_slot_partly_resident(void **state)
+{
+    one_slot(ZS_TIER_NVME, 1);
+}
+
+static void test_one_slot_host(void **state)
+{
+    one_slot(ZS_TIER_HOST, 1);
+}
+
+static void test_other_run(void **state)
+{
+    temp_dir dir;
+    rig r;
+    int found;
+    temp_make(&dir);
+    rig_config config = nvme(&dir);
+    config.run = 7;
+    make_store(config, 2);
+    config.run = 8;
+    OK(rig_open(&r, &config));
+    REFUSED(rig_resume(&r, &found), ZS_ERR_MISMATCH, "zspill-rank00000.state", "another run",
+            "from one copy");
+    rig_close(&r);
+    temp_remove(&dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -872,6 +950,10 @@ int main(void)
         cmocka_unit_test(test_one_ahead),
         cmocka_unit_test(test_commit_twice),
         cmocka_unit_test(test_afresh_over_old),
+        cmocka_unit_test(test_one_slot_nvme),
+        cmocka_unit_test(test_one_slot_partly_resident),
+        cmocka_unit_test(test_one_slot_host),
+        cmocka_unit_test(test_other_run),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

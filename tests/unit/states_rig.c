@@ -173,6 +173,8 @@ zs_status rig_open(rig *r, const rig_config *config)
                                .chunk_numel = config->chunk,
                                .fingerprint = config->fingerprint,
                                .resume = config->resume,
+                               .slots = config->slots,
+                               .run = config->run,
                                .io = r->io,
                                .device = r->device,
                                .math = r->math,

@@ -18,6 +18,8 @@ typedef struct rig_config {
     int no_store;
     const char *dir;
     int resume;
+    int slots; /* 0: 2 */
+    uint64_t run;
     int rank, world; /* world 0: 1 */
     uint64_t fingerprint;
     uint64_t scale; /* shards are so many times as long; 0: 1 */

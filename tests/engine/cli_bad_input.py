@@ -9,10 +9,10 @@ import signal
 import subprocess
 
 from cli_support import (
-    DATA,
     TIMEOUT,
     Case,
     command,
+    data_path,
     main,
     read_rows,
     read_safetensors,
@@ -210,9 +210,9 @@ class BadInput(Case):
         self.assertEqual(errors, "zspill: cannot write to standard output: Broken pipe\n")
 
     def test_safetensors_cases(self):
-        folder = os.path.join(DATA, "safetensors_cases")
-        if not DATA or not os.path.isdir(folder):
-            self.skipTest("ZSPILL_TEST_DATA has no safetensors_cases")
+        folder = data_path("safetensors_cases")
+        if not folder:
+            self.skipTest("no safetensors_cases in the folder of ZSPILL_TEST_DATA")
         for name in sorted(os.listdir(folder)):
             if "bad_" not in name:
                 continue

@@ -10,9 +10,11 @@ import sys
 import tempfile
 import unittest
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+from data import data_path  # noqa: E402 pylint: disable=wrong-import-position,unused-import
+
 BUILD = os.environ.get("ZSPILL_BUILD_ROOT", "build")
 PROGRAM = os.path.join(BUILD, "cli", "zspill")
-DATA = os.environ.get("ZSPILL_TEST_DATA", "")
 TIMEOUT = 300
 
 CONFIG = dict(

@@ -14,6 +14,9 @@ import subprocess
 import sys
 import tempfile
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+from data import data_path  # noqa: E402 pylint: disable=wrong-import-position
+
 TOLERANCE = 1e-4
 
 
@@ -276,13 +279,10 @@ def check_nll(runs, name, g):
 
 def main():
     program, names = sys.argv[1], sys.argv[2:]
-    data = os.environ.get("ZSPILL_TEST_DATA") or os.path.join(
-        os.environ.get("ZSPILL_SOURCE_ROOT", "."), "..", "shared"
-    )
-    if not os.path.isdir(os.path.join(data, "golden")):
-        print("skipped: no golden runs; set ZSPILL_TEST_DATA")
+    if not data_path("golden"):
+        print("skipped: no golden runs in the folder of ZSPILL_TEST_DATA")
         return 77
-    runs = Runs(program, data)
+    runs = Runs(program, data_path())
     for name in names or ["nll", "arch", "tiny", "masked", "stories", "bf16"]:
         try:
             getattr(runs, name)()

@@ -3,6 +3,7 @@
 #include <jansson.h>
 
 #include "check.h"
+#include "tests/data.h"
 
 enum { SKIP = 77, MOST = 64 };
 
@@ -143,24 +144,18 @@ static void fifty_steps(const zs_kernels *k, const json_t *entry)
 
 int main(void)
 {
-    const char *data = getenv("ZSPILL_TEST_DATA"), *root = getenv("ZSPILL_SOURCE_ROOT");
-    char path[4096];
+    char *path = data_path("optim_golden/adamw_golden.json");
     json_error_t error;
-    snprintf(path, sizeof path, "%s%s/optim_golden/adamw_golden.json", data ? data : root,
-             data ? "" : "/../shared");
-    if (!data && !root)
-        return SKIP;
-    FILE *file = fopen(path, "r");
-    if (!file) {
-        printf("skipped: no %s (set ZSPILL_TEST_DATA to the folder of optim_golden)\n", path);
+    if (!path) {
+        puts("skipped: no optim_golden in the folder of ZSPILL_TEST_DATA");
         return SKIP;
     }
-    json_t *all = json_loadf(file, 0, &error);
-    fclose(file);
-    if (!all) {
+    json_t *all = json_load_file(path, 0, &error);
+    if (!all)
         printf("FAIL %s: line %d: %s\n", path, error.line, error.text);
+    free(path);
+    if (!all)
         return 1;
-    }
     for (const char *const *name = zs_kernels_names(); *name; name++) {
         const zs_kernels *k = zs_kernels_find(*name);
         if (!k)

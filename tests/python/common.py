@@ -4,6 +4,9 @@
 import os
 import sys
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+from data import data_path  # pylint: disable=wrong-import-position
+
 SKIPPED = 77
 
 
@@ -14,8 +17,7 @@ def skip(reason):
 
 def test_data():
     """The folder of inputs that are not part of the project; without it the test is skipped."""
-    beside = os.path.join(os.environ["ZSPILL_SOURCE_ROOT"], "..", "shared")
-    folder = os.environ.get("ZSPILL_TEST_DATA") or beside
-    if not os.path.isdir(folder):
+    folder = data_path()
+    if not folder:
         skip("ZSPILL_TEST_DATA names no folder")
-    return os.path.abspath(folder)
+    return folder

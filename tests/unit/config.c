@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include "base/util.h"
+#include "data.h"
 #include "model/config.h"
 #include "unit/temp.h"
 
@@ -284,7 +285,7 @@ static void test_published(void **state)
     char name[100];
     for (size_t i = 0; i < ZS_COUNT(models); i++) {
         snprintf(name, sizeof name, "hf_configs/%s.json", models[i].name);
-        char *path = shared_path(name);
+        char *path = data_path(name);
         if (!path)
             skip();
         if (zs_model_config_load(path, &c))
@@ -297,7 +298,7 @@ static void test_published(void **state)
     }
     for (size_t i = 0; i < ZS_COUNT(others); i++) {
         snprintf(name, sizeof name, "hf_configs/%s.json", others[i].name);
-        char *path = shared_path(name);
+        char *path = data_path(name);
         assert_non_null(path);
         assert_int_equal(zs_model_config_load(path, &c), ZS_ERR_UNSUPPORTED);
         if (!strstr(zs_last_error(), others[i].message))

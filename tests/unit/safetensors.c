@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 
 #include "base/util.h"
+#include "data.h"
 #include "model/files.h"
 #include "model/safetensors.h"
 #include "unit/temp.h"
@@ -301,7 +302,7 @@ static void test_directories(void **state)
 
 static void test_cases(void **state)
 {
-    char *cases = shared_path("safetensors_cases");
+    char *cases = data_path("safetensors_cases");
     if (!cases)
         skip();
     DIR *listing = opendir(cases);

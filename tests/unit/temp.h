@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Files for tests: a directory that vanishes, small files in it, inputs beside the project. */
+/* Files for tests: a directory that vanishes, small files in it. */
 #ifndef ZS_TESTS_TEMP_H
 #define ZS_TESTS_TEMP_H
 
@@ -44,21 +44,6 @@ static inline void temp_write(const temp_dir *dir, const char *name, const void 
     if (!file || fwrite(data, 1, bytes, file) != bytes || fclose(file) != 0)
         abort();
     free(path);
-}
-
-/* The folder of inputs that are no part of the project, then /name, malloc'ed; NULL: not there. */
-static inline char *shared_path(const char *name)
-{
-    const char *shared = getenv("ZSPILL_SHARED"), *root = getenv("ZSPILL_SOURCE_ROOT");
-    char *path;
-    int length = shared ? asprintf(&path, "%s/%s", shared, name)
-                        : asprintf(&path, "%s/../shared/%s", root ? root : ".", name);
-    if (length < 0)
-        abort();
-    if (access(path, R_OK) == 0)
-        return path;
-    free(path);
-    return NULL;
 }
 
 #endif

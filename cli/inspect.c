@@ -9,10 +9,12 @@
 
 #include "base/util.h"
 #include "cli/cli.h"
+#include "cli/verify.h"
 #include "model/config.h"
 #include "model/safetensors.h"
 #include "model/weights.h"
 #include "offload/store.h"
+#include "zero/manifest.h"
 #include "zspill.h"
 
 static int failed(void)
@@ -229,7 +231,9 @@ static void print_superblock(const zs_store *store, int area)
         printf("step %llu, sequence %llu, %zu bytes of engine state%s\n",
                (unsigned long long)store->super[area].step,
                (unsigned long long)store->super[area].sequence, store->super[area].header_bytes,
-               area == store->committed ? " (in force)" : "");
+               area != store->committed   ? ""
+               : store->super[area].dirty ? " (in force, but being written over)"
+                                          : " (in force)");
 }
 
 /* *elements grows by what the file holds. */
@@ -264,11 +268,34 @@ static int inspect_state(const char *path, uint64_t *elements)
     return ZS_EXIT_OK;
 }
 
+static int print_manifest(const char *dir)
+{
+    zs_manifest *m;
+    uint64_t params = 0;
+    if (zs_manifest_load(dir, &m))
+        return failed();
+    if (!m) {
+        printf("manifest     none: nothing is committed by all ranks\n");
+        return ZS_EXIT_OK;
+    }
+    for (size_t f = 0; f < m->flat_count; f++)
+        params += m->flats[f].count;
+    printf("manifest     generation %llu, %d rank(s), %s, %llu parameters in %zu flat buffers, %d "
+           "slot(s) a chunk\n",
+           (unsigned long long)m->generation, m->world, m->replicated ? "replicated" : "sharded",
+           (unsigned long long)params, m->flat_count, m->slots);
+    zs_manifest_free(&m);
+    return ZS_EXIT_OK;
+}
+
 static int inspect_checkpoint(const char *dir, struct dirent **names, int count)
 {
     int code = ZS_EXIT_OK;
     uint64_t elements = 0;
-    printf("checkpoint   %s\nfiles\n", dir);
+    printf("checkpoint   %s\n", dir);
+    if (print_manifest(dir))
+        code = ZS_EXIT_FAILED;
+    printf("files\n");
     for (int i = 0; i < count; i++) {
         char *path = join(dir, names[i]->d_name);
         if (!path || inspect_state(path, &elements))
@@ -292,23 +319,49 @@ static int try_checkpoint(const char *dir, int *code)
     return count > 0;
 }
 
+static int verify_path(const char *path)
+{
+    struct stat info;
+    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode))
+        return zs_verify_state(path);
+    if (is_state_name(path))
+        return zs_verify_file(path);
+    zs_cli_error("%s is neither a directory of checkpoint files nor one of them: only those have "
+                 "checksums to verify",
+                 path);
+    return ZS_EXIT_FAILED;
+}
+
 int zs_cli_inspect(int argc, char **argv)
 {
-    static const char usage[] = "usage: zspill inspect PATH\n"
-                                "PATH: a model directory, a .safetensors file or index, or a "
-                                "directory of checkpoint files\n";
+    static const char usage[] =
+        "usage: zspill inspect PATH\n"
+        "       zspill inspect --verify PATH\n"
+        "PATH: a model directory, a .safetensors file or index, or a directory of checkpoint files "
+        "or one of\nthem. --verify compares every checksum of the latter: exit code 1 when one is "
+        "wrong.\n";
     struct stat info;
-    if (argc == 2 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))) {
-        fputs(usage, stdout);
-        return ZS_EXIT_OK;
+    int verify = 0, code;
+    uint64_t elements = 0;
+    const char *path = NULL;
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) {
+            fputs(usage, stdout);
+            return ZS_EXIT_OK;
+        }
+        if (!strcmp(argv[i], "--verify"))
+            verify = 1;
+        else if (!path && strncmp(argv[i], "--", 2))
+            path = argv[i];
+        else
+            argc = 0;
     }
-    if (argc != 2) {
+    if (!argc || !path) {
         fputs(usage, stderr);
         return ZS_EXIT_USAGE;
     }
-    const char *path = argv[1];
-    int code;
-    uint64_t elements = 0;
+    if (verify)
+        return verify_path(path);
     if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
         if (has_file(path, "config.json"))
             return inspect_model(path);

@@ -96,6 +96,11 @@ const zs_superblock *zs_store_reader_super(const zs_store_reader *r)
     return r->super;
 }
 
+const char *zs_store_reader_path(const zs_store_reader *r)
+{
+    return r->path;
+}
+
 const zs_store_geometry *zs_store_reader_geometry(const zs_store_reader *r)
 {
     return &r->geometry;
@@ -145,6 +150,11 @@ static zs_status load(zs_store_reader *r, size_t chunk, int array)
                        r->path, chunk, names[array], (unsigned long long)offset);
     r->chunk[array] = chunk;
     return ZS_OK;
+}
+
+zs_status zs_store_reader_check(zs_store_reader *r, size_t chunk, zs_array array)
+{
+    return load(r, chunk, (int)array - ZS_MASTER);
 }
 
 static size_t find_chunk(const zs_store_reader *r, size_t shard, uint64_t element)

@@ -52,6 +52,7 @@ static zs_status agree_on_config(zs_engine *e)
         {"resume", (uint64_t)(c->resume != 0)},
         {"whether state_dir is set", c->state_dir != NULL},
         {"chunk_numel", c->chunk_numel},
+        {"slots", (uint64_t)c->slots},
         {"the fingerprint", c->fingerprint},
         {"the number of parameter groups", e->group_count},
         {"the number of parameters", e->param_count},

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "zero/saved.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -51,7 +52,13 @@ static zs_status peek(const zs_saved *s, int rank, uint64_t commits[2], int *cou
     zs_store store;
     char *path;
     ZS_CHECK(path_of(s, rank, &path));
-    zs_status status = zs_store_peek(path, s->log, &store);
+    zs_status status =
+        access(path, F_OK) == 0
+            ? zs_store_peek(path, s->log, &store)
+            : zs_fail(ZS_ERR_CORRUPT,
+                      "store '%s', which the manifest beside it names as rank %d's, cannot be "
+                      "opened: %s: restore the file from a copy",
+                      path, rank, strerror(errno));
     free(path);
     ZS_CHECK(status);
     *count = 0;
@@ -126,9 +133,11 @@ zs_status zs_saved_open(const char *dir, const zs_manifest *manifest, int lock, 
     for (size_t f = 0; f < manifest->flat_count; f++)
         ZS_TRY(zs_layout_init(&s->layouts[f], manifest->flats[f].numels, manifest->flats[f].count,
                               manifest->world));
-    if (lock)
-        ZS_TRY(lock_all(s));
     ZS_TRY(choose_commit(s));
+    if (lock) {
+        ZS_TRY(lock_all(s));
+        ZS_TRY(choose_commit(s)); /* nobody commits any more */
+    }
     *out = s;
     return ZS_OK;
 fail:

@@ -44,16 +44,20 @@ uint64_t zs_trace_now(void)
 
 zs_status zs_trace_open(const char *path, size_t max_events, zs_trace **out)
 {
-    zs_trace *trace = calloc(1, sizeof *trace);
+    zs_trace *trace;
     zs_status status;
 
+    if (!path || !out)
+        return zs_fail(ZS_ERR_ARG, "zs_trace_open: path or out is NULL");
     *out = NULL;
+    trace = calloc(1, sizeof *trace);
     if (!trace || !(trace->path = strdup(path))) {
         free(trace);
         return zs_fail(ZS_ERR_NOMEM, "trace '%s': out of memory", path);
     }
     trace->max = max_events ? max_events : EVENTS_DEFAULT;
-    trace->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    /* O_NONBLOCK: a FIFO that nobody reads must not hang the open. */
+    trace->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK, 0666);
     if (trace->fd < 0) {
         status = zs_fail(ZS_ERR_IO, "trace '%s' cannot be created: %s; choose another path", path,
                          strerror(errno));
@@ -61,6 +65,7 @@ zs_status zs_trace_open(const char *path, size_t max_events, zs_trace **out)
         free(trace);
         return status;
     }
+    fcntl(trace->fd, F_SETFL, 0);
     pthread_mutex_init(&trace->lock, NULL);
     *out = trace;
     return ZS_OK;
@@ -187,7 +192,7 @@ static int write_events(FILE *file, const zs_trace *trace)
 
 zs_status zs_trace_close(zs_trace **out)
 {
-    zs_trace *trace = *out;
+    zs_trace *trace = out ? *out : NULL;
     zs_status status = ZS_OK;
     FILE *file;
     int fine;

@@ -146,6 +146,16 @@ static zs_status open_text(zs_data *data, const zs_data_options *options)
     return ZS_OK;
 }
 
+/* Every position but a document's first can be predicted. */
+static int counts(const zs_data *data, const int32_t *labels, const int32_t *positions,
+                  size_t tokens)
+{
+    for (size_t i = 0; i < tokens; i++)
+        if (labels[i] != ZS_LABEL_NONE && i % (size_t)data->seq && positions[i])
+            return 1;
+    return 0;
+}
+
 static zs_status scan(const zs_data *data)
 {
     uint64_t block = ZS_MAX(1, SCAN_TOKENS / (uint64_t)data->seq);
@@ -153,20 +163,30 @@ static zs_status scan(const zs_data *data)
     size_t tokens = block * (size_t)data->seq;
     int32_t *memory = malloc(3 * tokens * sizeof(*memory));
     zs_status status = ZS_OK;
+    int any = 0;
     if (!memory)
         return zs_fail(ZS_ERR_NOMEM, "%s %s: no memory for %zu tokens", data->option, data->path,
                        3 * tokens);
-    for (uint64_t row = 0; status == ZS_OK && row < data->rows; row += block)
-        status = zs_data_read(data, row, ZS_MIN(block, data->rows - row), memory, memory + tokens,
-                              memory + 2 * tokens);
+    for (uint64_t row = 0; status == ZS_OK && row < data->rows; row += block) {
+        uint64_t rows = ZS_MIN(block, data->rows - row);
+        status = zs_data_read(data, row, rows, memory, memory + tokens, memory + 2 * tokens);
+        any = any || (status == ZS_OK &&
+                      counts(data, memory + tokens, memory + 2 * tokens, rows * (size_t)data->seq));
+    }
     free(memory);
+    if (status == ZS_OK && !any)
+        return zs_fail(ZS_ERR_CORRUPT,
+                       "%s %s has no counted token: every label is %d or the first of its "
+                       "document: prepare it with targets",
+                       data->option, data->path, ZS_LABEL_NONE);
     return status;
 }
 
 static zs_status open_file(zs_data *data)
 {
     struct stat info;
-    data->fd = open(data->path, O_RDONLY | O_CLOEXEC);
+    /* O_NONBLOCK: a FIFO by that name must not hang the open. */
+    data->fd = open(data->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (data->fd < 0 || fstat(data->fd, &info))
         return zs_fail(ZS_ERR_IO, "%s %s cannot be opened: %s", data->option, data->path,
                        strerror(errno));
@@ -196,6 +216,13 @@ zs_status zs_data_open(const zs_data_options *options, zs_data **out)
     ZS_TRY(open_file(data));
     ZS_TRY(is_token_file(data, &tokens));
     ZS_TRY(tokens ? open_tokens(data, options) : open_text(data, options));
+    if (data->seq < 2) {
+        status =
+            zs_fail(ZS_ERR_ARG, "%s %s: rows of %d token leave nothing to predict: %s of 2 or more",
+                    data->option, data->path, data->seq,
+                    tokens ? "prepare it with rows" : "give a --seq-len");
+        goto fail;
+    }
     if (options->scan && tokens)
         ZS_TRY(scan(data));
     *out = data;

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/status.h"
@@ -16,6 +17,7 @@
 struct zs_metrics {
     char *path;
     int fd;
+    int stream;     /* a pipe or a device: nothing to keep or cut */
     int made, rows; /* made here; whether a row was written or kept */
 };
 
@@ -40,6 +42,8 @@ zs_status zs_metrics_open(const char *path, zs_metrics **out)
         zs_metrics_close(&metrics);
         return status;
     }
+    struct stat info;
+    metrics->stream = fstat(metrics->fd, &info) || !S_ISREG(info.st_mode);
     *out = metrics;
     return ZS_OK;
 }
@@ -91,6 +95,8 @@ zs_status zs_metrics_begin(zs_metrics *metrics, uint64_t step)
     char *kept = NULL;
     size_t kept_bytes = 0;
     zs_status status = ZS_OK;
+    if (metrics->stream)
+        return ZS_OK;
     if (step) {
         FILE *from = fopen(metrics->path, "re");
         FILE *to = open_memstream(&kept, &kept_bytes);

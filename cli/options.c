@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "base/util.h"
 #include "cli/cli.h"
+#include "model/json.h"
 
 typedef enum kind { FLAG, INT, COUNT, BYTES, REAL, CHOICE, PATH, PLACE, COMMITS } kind;
 
@@ -27,6 +28,8 @@ typedef struct option {
     const char *help;
     const char *section; /* starts one in --help */
 } option;
+
+enum { CONFIG_BYTES_MAX = 1 << 20 };
 
 #define AT(field) offsetof(zs_options, field)
 #define COUNT_MAX 9007199254740992.0 /* 2^53: also exact in JSON */
@@ -339,6 +342,8 @@ static zs_status set_from_json(parser *p, const char *key, const json_t *value)
         return fail_unknown("", key);
     if (o->offset == AT(config) || o->offset == AT(help))
         return zs_fail(ZS_ERR_ARG, "'%s' belongs on the command line", key);
+    if (p->from[o - table] == FROM_FILE)
+        return zs_fail(ZS_ERR_ARG, "'%s' is there twice, with dash and underscore", key);
     switch (json_typeof(value)) {
     case JSON_STRING:
         return set_once(p, o, json_string_value(value), FROM_FILE);
@@ -363,24 +368,19 @@ static zs_status set_from_json(parser *p, const char *key, const json_t *value)
 
 static zs_status parse_file(parser *p, const char *path)
 {
-    json_error_t error;
     const char *key;
-    json_t *value;
-    zs_status status = ZS_OK;
-    json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
-    if (!root)
-        return zs_fail(ZS_ERR_ARG, "--config %s, line %d: %s", path, error.line, error.text);
-    if (!json_is_object(root))
-        status = zs_fail(ZS_ERR_ARG, "--config %s is not a JSON object of options", path);
-    else
-        json_object_foreach(root, key, value)
-        {
-            status = set_from_json(p, key, value);
-            if (status != ZS_OK) {
-                zs_fail_prefix(status, "--config %s: ", path);
-                break;
-            }
+    json_t *root, *value;
+    zs_status status = zs_json_load(path, CONFIG_BYTES_MAX, &root);
+    if (status != ZS_OK)
+        return zs_fail_prefix(ZS_ERR_ARG, "--config: ");
+    json_object_foreach(root, key, value)
+    {
+        status = set_from_json(p, key, value);
+        if (status != ZS_OK) {
+            zs_fail_prefix(status, "--config %s: ", path);
+            break;
         }
+    }
     json_decref(root);
     return status;
 }

@@ -141,19 +141,46 @@ static zs_status open_evaluation_data(job *j)
     return open_data(j, "--eval-data", o->eval_data, 0, zs_data_seq(j->run.data), &j->run.eval);
 }
 
-static int same_directory(const char *a, const char *b)
+static int same_file(const char *a, const char *b)
 {
     struct stat one, other;
     return !stat(a, &one) && !stat(b, &other) && one.st_dev == other.st_dev &&
            one.st_ino == other.st_ino;
 }
 
+/* Writing starts with emptying: what is read must not be named by mistake. */
+static zs_status check_output_file(const zs_options *o, const char *option, const char *path)
+{
+    const struct {
+        const char *option, *path;
+    } others[] = {
+        {"--data", o->data},
+        {"--eval-data", o->eval_data},
+        {"--init", o->init},
+        {"--config", o->config},
+        {"--metrics", path == o->metrics ? NULL : o->metrics},
+    };
+    struct stat info;
+    if (!stat(path, &info) && !S_ISREG(info.st_mode))
+        return ZS_OK;
+    for (size_t i = 0; i < ZS_COUNT(others); i++)
+        if (others[i].path && (!strcmp(path, others[i].path) || same_file(path, others[i].path)))
+            return zs_fail(ZS_ERR_ARG,
+                           "%s %s is %s's file and would be overwritten: choose another", option,
+                           path, others[i].option);
+    return ZS_OK;
+}
+
 static zs_status open_outputs(job *j)
 {
     const zs_options *o = &j->options;
     zs_run *run = &j->run;
+    if (o->metrics)
+        ZS_CHECK(check_output_file(o, "--metrics", o->metrics));
+    if (o->trace)
+        ZS_CHECK(check_output_file(o, "--trace", o->trace));
     if (run->data) {
-        if (o->model && same_directory(o->model, o->out))
+        if (o->model && same_file(o->model, o->out))
             return zs_fail(ZS_ERR_ARG,
                            "--out %s is --model's directory: choose another, the run "
                            "reads its model again at a resume",

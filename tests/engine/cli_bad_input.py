@@ -110,6 +110,49 @@ class BadInput(Case):
         self.config = self.write_config("tiny.json", vocab_size=255)
         self.bad(1, "needs a vocabulary of 256, the model has 255", *self.small())
 
+    def test_nothing_to_predict(self):
+        rows = [[1] * 8 for _ in range(4)]
+        args = self.small("--eval-data")
+        del args[args.index("--seq-len") : args.index("--seq-len") + 2]
+        for more in (
+            dict(labels=[[-100] * 8] * 4),
+            dict(labels=[[1] + [-100] * 7] * 4),
+            dict(position_ids=[[0] * 8] * 4),
+        ):
+            tokens = self.write_tokens("masked.safetensors", rows, **more)
+            self.bad(1, "--eval-data " + tokens + " has no counted token", *args, tokens)
+            args[args.index("--data") + 1] = tokens
+            self.bad(1, "--data " + tokens + " has no counted token", *args[:-1])
+            args[args.index("--data") + 1] = self.text
+        tokens = self.write_tokens("narrow.safetensors", [[1]] * 4)
+        self.bad(1, "rows of 1 token leave nothing to predict: prepare it with", *args, tokens)
+        self.bad(1, "nothing to predict: give a --seq-len", *self.small("--seq-len", 1))
+
+    def test_pipes(self):
+        os.mkfifo(self.path("pipe"))
+        self.bad(1, "is not a file", *self.small(data=self.path("pipe")), timeout=20)
+        self.bad(
+            2, "is not a regular file", *self.small("--config", self.path("pipe")), timeout=20
+        )
+        self.bad(2, "is not a regular file", *self.small("--config", self.dir))
+        self.bad(1, "--eval-data", *self.small("--eval-data", self.path("pipe")), timeout=20)
+        self.bad(1, "cannot be created", *self.small("--trace", self.path("pipe")), timeout=20)
+        self.good(*self.small("--steps", 1, "--metrics", "/dev/null"))
+
+    def test_outputs_over_inputs(self):
+        with open(self.text) as file:
+            text = file.read()
+        os.link(self.text, self.path("link"))
+        for option in ("--metrics", "--trace"):
+            for path in (self.text, self.path("link")):
+                self.bad(1, "is --data's file and would be overwritten", *self.small(option, path))
+            self.bad(1, "is --init's file", *self.small(option, self.config))
+        new = self.path("new")
+        self.bad(1, "is --metrics's file", *self.small("--metrics", new, "--trace", new))
+        self.assertFalse(os.path.exists(new))
+        with open(self.text) as file:
+            self.assertEqual(file.read(), text)
+
     def test_evaluation_data(self):
         tokens = self.write_tokens("masked.safetensors", [[1] * 8], labels=[[-100] * 8])
         self.bad(

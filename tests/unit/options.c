@@ -216,9 +216,14 @@ static void check_syntax(const char *line)
     refuse(line, "line 1");
 }
 
+static void check_twice(const char *line)
+{
+    refuse(line, "'zero-stage' is there twice, with dash and underscore");
+}
+
 static void check_object(const char *line)
 {
-    refuse(line, "is not a JSON object of options");
+    refuse(line, "must hold a JSON object");
 }
 
 static void test_config_file(void **state)
@@ -231,6 +236,7 @@ static void test_config_file(void **state)
     with_file("{\"ranks\": 70}", RUN, check_range);
     with_file("{\"lr\": [1]}", RUN, check_type);
     with_file("{\"lr\": ", RUN, check_syntax);
+    with_file("{\"zero_stage\": 1, \"zero-stage\": 2}", RUN, check_twice);
     with_file("[]", RUN, check_object);
     refuse(RUN "--config /does/not/exist", "/does/not/exist");
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <jansson.h>
 #include <pthread.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -108,6 +109,24 @@ static void test_spans(void **state)
     json_decref(root);
 }
 
+static void test_refused(void **state)
+{
+    zs_trace *trace = NULL;
+    (void)state;
+
+    assert_int_equal(zs_trace_open(NULL, 0, &trace), ZS_ERR_ARG);
+    assert_int_equal(zs_trace_open(path, 0, NULL), ZS_ERR_ARG);
+    assert_non_null(strstr(zs_last_error(), "is NULL"));
+    assert_int_equal(zs_trace_close(NULL), ZS_OK);
+    /* Nobody reads it: an error, not a wait. */
+    unlink(path);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    assert_int_equal(zs_trace_open(path, 0, &trace), ZS_ERR_IO);
+    assert_null(trace);
+    assert_non_null(strstr(zs_last_error(), "choose another path"));
+    unlink(path);
+}
+
 static void test_empty(void **state)
 {
     zs_trace *trace = NULL;
@@ -194,8 +213,8 @@ static int remove_path(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_spans),   cmocka_unit_test(test_empty),  cmocka_unit_test(test_limit),
-        cmocka_unit_test(test_threads), cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_spans), cmocka_unit_test(test_refused), cmocka_unit_test(test_empty),
+        cmocka_unit_test(test_limit), cmocka_unit_test(test_threads), cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, make_path, remove_path);
 }

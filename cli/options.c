@@ -61,6 +61,8 @@ static const option table[] = {
      .help = "memory each rank streams states through (64MiB and such); 0: chosen"},
     {"max-live-params", COUNT, AT(max_live_params), "0", 0, COUNT_MAX, .words = "N",
      .help = "stage 3: gathered elements kept at once; 0: the two largest units"},
+    {"max-shard-size", BYTES, AT(max_shard_size), "0", 0, COUNT_MAX, .words = "BYTES",
+     .help = "weights above this are written as several files with an index; 0: 5 GB"},
     {"timeout", REAL, AT(timeout), "600", 0.001, 1e9, .words = "SECONDS",
      .help = "how long a rank waits for another"},
 

@@ -25,7 +25,7 @@ typedef struct zs_options {
     int zero_stage;
     zs_place optimizer, params;
     int io_engine; /* zs_io_engine */
-    int64_t buffer_bytes, max_live_params;
+    int64_t buffer_bytes, max_live_params, max_shard_size;
     double timeout;
 
     int dtype, grad_dtype, reduce; /* zs_dtype, zs_dtype, zs_reduce */

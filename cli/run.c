@@ -378,7 +378,8 @@ static zs_status finish(rank *r)
     if (r->run->eval && r->evaluated != r->record.step)
         ZS_CHECK(evaluate(r));
     ZS_CHECK(zs_weights_save(r->engine, r->comm, r->options->out, r->run->source,
-                             (zs_dtype)r->options->dtype, r->weights, r->params, r->weight_count));
+                             (zs_dtype)r->options->dtype, (uint64_t)r->options->max_shard_size,
+                             r->weights, r->params, r->weight_count));
     if (r->number != 0)
         return ZS_OK;
     ZS_CHECK(read_ledger(r));

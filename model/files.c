@@ -67,6 +67,15 @@ zs_status zs_file_rename(const char *from, const char *to)
     return flush_parent(to);
 }
 
+zs_status zs_file_remove(const char *path)
+{
+    if (unlink(path) == 0)
+        return flush_parent(path);
+    if (errno == ENOENT)
+        return ZS_OK;
+    return zs_fail(ZS_ERR_IO, "cannot remove %s: %s", path, strerror(errno));
+}
+
 static int write_all(int fd, const char *data, size_t bytes)
 {
     while (bytes) {

@@ -27,12 +27,13 @@ zs_status zs_weights_load(zs_engine *engine, const char *dir, const zs_weight *w
  * generator), not on the world. */
 zs_status zs_weights_init(zs_engine *engine, const zs_model_config *config, uint64_t seed,
                           const zs_weight *weights, const zs_param *params, size_t count);
-/* Writes dir/model.safetensors in dtype (rounded from the working copy), config.json with its dtype
- * key set, and copies tokenizer*, special_tokens_map.json, generation_config.json, chat_template*
- * from source (the directory or the config file that the model came from). Atomic: files appear by
- * rename. */
+/* Writes the weights in dtype (rounded from the working copy) to dir/model.safetensors or, above
+ * shard_bytes (0: 5 GB), to model-00001-of-0000N.safetensors and so on with an index; config.json
+ * with its dtype key set; and copies tokenizer*, special_tokens_map.json, generation_config.json,
+ * chat_template* from source (the directory or the config file that the model came from). Files
+ * appear by rename, what a loader looks for last; weights of an earlier save are removed. */
 zs_status zs_weights_save(zs_engine *engine, zs_comm *comm, const char *dir, const char *source,
-                          zs_dtype dtype, const zs_weight *weights, const zs_param *params,
-                          size_t count);
+                          zs_dtype dtype, uint64_t shard_bytes, const zs_weight *weights,
+                          const zs_param *params, size_t count);
 
 #endif

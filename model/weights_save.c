@@ -12,7 +12,17 @@
 #include "model/json.h"
 #include "model/weights.h"
 
-enum { PIECE_BYTES = 4 << 20, CONFIG_BYTES_MAX = 4 << 20 };
+enum { PIECE_BYTES = 4 << 20, CONFIG_BYTES_MAX = 4 << 20, NAME_BYTES = 64 };
+static const uint64_t shard_bytes_default = 5000000000u; /* as transformers 4 */
+static const char single_name[] = "model.safetensors";
+static const char index_name[] = "model.safetensors.index.json";
+
+/* One weights file. */
+typedef struct shard {
+    char name[NAME_BYTES];
+    size_t first, count; /* of the tensors */
+    zs_st_writer *writer;
+} shard;
 
 typedef struct save {
     zs_engine *engine;
@@ -22,10 +32,12 @@ typedef struct save {
     const zs_weight *weights;
     const zs_param *params;
     size_t count;
-    char *weights_path;    /* dir/model.safetensors */
+    uint64_t shard_bytes;  /* most of a file that holds several tensors */
     zs_st_tensor *tensors; /* [count] */
-    json_t *config;        /* rank 0: what config.json will hold */
-    zs_st_writer *writer;
+    shard *shards;
+    size_t shard_count;
+    uint64_t total;
+    json_t *config; /* rank 0: what config.json will hold */
 } save;
 
 /* Collective. All ranks go on, or all stop: those that failed with their own status and message. */
@@ -88,10 +100,26 @@ fail:
     return status;
 }
 
-static zs_status write_config(const save *s)
+/* Takes text over; NULL: there was no memory for it. */
+static zs_status write_text(const save *s, const char *name, char *text)
 {
     zs_status status = ZS_OK;
-    char *text = NULL, *path = NULL;
+    char *path = NULL;
+    if (!text)
+        return zs_fail(ZS_ERR_NOMEM, "no memory for %s", name);
+    ZS_TRY(join(&path, s->dir, name));
+    size_t length = strlen(text);
+    text[length] = '\n'; /* in place of the terminator, which is not written */
+    ZS_TRY(zs_file_write(path, text, length + 1));
+fail:
+    free(text);
+    free(path);
+    return status;
+}
+
+static zs_status write_config(const save *s)
+{
+    char *text = NULL;
     /* The fewest digits that keep every number: 1e-05, not 1.0000000000000001e-05. */
     for (size_t digits = 15; digits <= 17; digits++) {
         free(text);
@@ -102,18 +130,7 @@ static zs_status write_config(const save *s)
         if (same)
             break;
     }
-    if (!text) {
-        status = zs_fail(ZS_ERR_NOMEM, "no memory for config.json");
-        goto fail;
-    }
-    ZS_TRY(join(&path, s->dir, "config.json"));
-    size_t length = strlen(text);
-    text[length] = '\n'; /* in place of the terminator, which is not written */
-    ZS_TRY(zs_file_write(path, text, length + 1));
-fail:
-    free(text);
-    free(path);
-    return status;
+    return write_text(s, "config.json", text);
 }
 
 static int is_companion(const char *name)
@@ -161,13 +178,106 @@ static zs_status copy_companions(const save *s)
     return status;
 }
 
-/* What every rank needs, and on rank 0 the directory and the unfinished file. */
+/* ---- files of weights ---- */
+
+/* Tensors in order, a new file where the next one would not fit. */
+static void cut(save *s)
+{
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < s->count; i++) {
+        uint64_t size = zs_dtype_size(s->dtype);
+        for (int d = 0; d < s->weights[i].ndim; d++)
+            size *= (uint64_t)s->weights[i].shape[d];
+        if (!s->shard_count || (bytes && bytes + size > s->shard_bytes)) {
+            s->shards[s->shard_count++].first = i;
+            bytes = 0;
+        }
+        s->shards[s->shard_count - 1].count++;
+        bytes += size;
+        s->total += size;
+    }
+    for (size_t n = 0; n < s->shard_count; n++) {
+        char *name = s->shards[n].name;
+        if (s->shard_count == 1)
+            snprintf(name, NAME_BYTES, "%s", single_name);
+        else
+            snprintf(name, NAME_BYTES, "model-%05zu-of-%05zu.safetensors", n + 1, s->shard_count);
+    }
+}
+
+static zs_status plan(save *s, int create)
+{
+    for (size_t n = 0; n < s->shard_count; n++) {
+        shard *file = &s->shards[n];
+        char *path;
+        ZS_CHECK(join(&path, s->dir, file->name));
+        zs_status status =
+            zs_st_plan(path, s->tensors + file->first, file->count, create, &file->writer);
+        free(path);
+        ZS_CHECK(status);
+    }
+    return ZS_OK;
+}
+
+static zs_status write_index(const save *s)
+{
+    json_t *map = json_object();
+    for (size_t n = 0; n < s->shard_count; n++)
+        for (size_t i = 0; i < s->shards[n].count; i++)
+            json_object_set_new(map, s->tensors[s->shards[n].first + i].name,
+                                json_string(s->shards[n].name));
+    json_t *root = json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)s->total,
+                             "weight_map", map);
+    char *text = root ? json_dumps(root, JSON_INDENT(2)) : NULL;
+    json_decref(root);
+    return write_text(s, index_name, text);
+}
+
+static zs_status remove_file(const save *s, const char *name)
+{
+    char *path;
+    ZS_CHECK(join(&path, s->dir, name));
+    zs_status status = zs_file_remove(path);
+    free(path);
+    return status;
+}
+
+static int is_ours(const save *s, const char *name)
+{
+    for (size_t n = 0; n < s->shard_count; n++)
+        if (!strcmp(s->shards[n].name, name))
+            return 1;
+    return 0;
+}
+
+/* Weights of an earlier save that was cut otherwise. */
+static zs_status remove_strays(const save *s)
+{
+    zs_status status = ZS_OK;
+    DIR *listing = opendir(s->dir);
+    struct dirent *entry;
+    if (!listing)
+        return zs_fail(ZS_ERR_IO, "cannot list %s: %s", s->dir, strerror(errno));
+    while (!status && (entry = readdir(listing))) {
+        static const char pattern[] = "model-00001-of-00001.safetensors";
+        unsigned part, parts;
+        int end = 0;
+        (void)sscanf(entry->d_name, "model-%5u-of-%5u.safetensors%n", &part, &parts, &end);
+        if (end == sizeof pattern - 1 && !entry->d_name[end] && !is_ours(s, entry->d_name))
+            status = remove_file(s, entry->d_name);
+    }
+    closedir(listing);
+    return status;
+}
+
+/* What every rank needs, and on rank 0 the directory and the unfinished files. */
 static zs_status prepare(save *s)
 {
     static const zs_st_dtype stored[] = {ZS_ST_F32, ZS_ST_BF16, ZS_ST_F16}; /* by zs_dtype */
     int root = zs_comm_rank(s->comm) == 0;
     s->tensors = calloc(s->count + 1, sizeof *s->tensors);
-    if (!s->tensors)
+    s->shards = calloc(s->count + 1, sizeof *s->shards);
+    if (!s->tensors || !s->shards)
         return zs_fail(ZS_ERR_NOMEM, "no memory to save %zu weights", s->count);
     for (size_t i = 0; i < s->count; i++) {
         zs_st_tensor *t = &s->tensors[i];
@@ -176,27 +286,30 @@ static zs_status prepare(save *s)
         t->ndim = s->weights[i].ndim;
         memcpy(t->shape, s->weights[i].shape, sizeof s->weights[i].shape);
     }
-    ZS_CHECK(join(&s->weights_path, s->dir, "model.safetensors"));
+    cut(s);
     if (!root)
         return ZS_OK;
     ZS_CHECK(make_config(s));
     ZS_CHECK(zs_dir_make(s->dir));
-    return zs_st_plan(s->weights_path, s->tensors, s->count, 1, &s->writer);
+    return plan(s, 1);
 }
 
 static zs_status write_owned(const save *s)
 {
     zs_status status = ZS_OK;
+    const shard *file = s->shards;
     void *piece = malloc(PIECE_BYTES);
     if (!piece)
         return zs_fail(ZS_ERR_NOMEM, "no memory for a buffer of %d bytes", PIECE_BYTES);
     for (size_t i = 0; i < s->count; i++) {
         uint64_t first, left;
+        if (i == file->first + file->count)
+            file++;
         ZS_TRY(zs_param_owned(s->engine, s->params[i], &first, &left));
         while (left) {
             uint64_t now = ZS_MIN(left, PIECE_BYTES / zs_dtype_size(s->dtype));
             ZS_TRY(zs_param_read(s->engine, s->params[i], ZS_WEIGHT, first, now, s->dtype, piece));
-            ZS_TRY(zs_st_write(s->writer, &s->tensors[i], first, now, piece));
+            ZS_TRY(zs_st_write(file->writer, &s->tensors[i], first, now, piece));
             first += now;
             left -= now;
         }
@@ -206,35 +319,62 @@ fail:
     return status;
 }
 
-/* The weights' rename is last: once model.safetensors is there, all else is. */
+static zs_status finish_files(save *s, int commit)
+{
+    zs_status status = ZS_OK;
+    for (size_t n = 0; n < s->shard_count; n++) {
+        zs_status one = zs_st_finish(&s->shards[n].writer, commit);
+        status = status ? status : one;
+    }
+    return status;
+}
+
+/* One file: its rename is last, and loaders prefer it to any index. Several: no index names them
+ * until all are there, and the one file of an earlier save goes only then. */
 static zs_status finish(save *s)
 {
+    int several = s->shard_count > 1;
     ZS_CHECK(write_config(s));
     ZS_CHECK(copy_companions(s));
-    return zs_st_finish(&s->writer, 1);
+    if (several)
+        ZS_CHECK(remove_file(s, index_name));
+    ZS_CHECK(finish_files(s, 1));
+    if (several)
+        ZS_CHECK(write_index(s));
+    ZS_CHECK(remove_file(s, several ? single_name : index_name));
+    return remove_strays(s);
 }
 
 zs_status zs_weights_save(zs_engine *engine, zs_comm *comm, const char *dir, const char *source,
-                          zs_dtype dtype, const zs_weight *weights, const zs_param *params,
-                          size_t count)
+                          zs_dtype dtype, uint64_t shard_bytes, const zs_weight *weights,
+                          const zs_param *params, size_t count)
 {
     zs_status status = ZS_OK;
-    save s = {engine, comm, dir, source, dtype, weights, params, count, NULL, NULL, NULL, NULL};
+    save s = {.engine = engine,
+              .comm = comm,
+              .dir = dir,
+              .source = source,
+              .dtype = dtype,
+              .shard_bytes = shard_bytes ? shard_bytes : shard_bytes_default,
+              .weights = weights,
+              .params = params,
+              .count = count};
     int root = zs_comm_rank(comm) == 0;
     ZS_TRY(agree(&s, prepare(&s)));
-    ZS_TRY(agree(&s, root ? ZS_OK : zs_st_plan(s.weights_path, s.tensors, count, 0, &s.writer)));
+    ZS_TRY(agree(&s, root ? ZS_OK : plan(&s, 0)));
     status = write_owned(&s);
     if (!root && !status)
-        status = zs_st_finish(&s.writer, 0);
+        status = finish_files(&s, 0);
     ZS_TRY(agree(&s, status));
     ZS_TRY(agree(&s, root ? finish(&s) : ZS_OK));
 fail:
-    if (root)
-        zs_st_discard(&s.writer);
-    else
-        zs_st_finish(&s.writer, 0);
+    for (size_t n = 0; s.shards && n < s.shard_count; n++)
+        if (root)
+            zs_st_discard(&s.shards[n].writer);
+    if (!root && s.shards)
+        finish_files(&s, 0);
     json_decref(s.config);
     free(s.tensors);
-    free(s.weights_path);
+    free(s.shards);
     return status;
 }

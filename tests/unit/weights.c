@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/weights.h"
 
+#include <dirent.h>
 #include <math.h>
 #include <pthread.h>
 #include <sys/stat.h>
@@ -26,7 +27,7 @@ typedef struct job {
     zs_tier param_tier;
     const char *config, *load, *save, *source; /* paths */
     zs_dtype working, saved;
-    uint64_t seed;
+    uint64_t seed, shard_bytes;
     zs_comm *comms[WORLD_MAX];
     zs_status status[WORLD_MAX];
     char message[WORLD_MAX][1024];
@@ -90,8 +91,8 @@ static zs_status run(const job *j, zs_comm *comm)
     if (!status && !j->load)
         status = zs_weights_init(engine, &config, j->seed, weights, params, count);
     if (!status && j->save)
-        status =
-            zs_weights_save(engine, comm, j->save, j->source, j->saved, weights, params, count);
+        status = zs_weights_save(engine, comm, j->save, j->source, j->saved, j->shard_bytes,
+                                 weights, params, count);
     zs_engine_close(&engine);
     free(weights);
     return status;
@@ -300,6 +301,70 @@ static void test_round_trip(void **state)
     free(fourth_path);
 }
 
+static int files_like(const char *where, const char *text)
+{
+    int count = 0;
+    DIR *listing = opendir(where);
+    for (struct dirent *entry; (entry = readdir(listing));)
+        count += strstr(entry->d_name, text) != NULL;
+    closedir(listing);
+    return count;
+}
+
+/* Above the limit weights become several files, in order, none over it but for lone tensors; what
+ * was saved before goes, whichever way round. */
+static void test_shards(void **state)
+{
+    enum { LIMIT = 8000 };
+    zs_st *st;
+    uint64_t bytes = 0;
+    const char *path;
+    char *third_path = temp_path(&dir, "third");
+    job j = make_job(2, 1, NULL, first_path);
+    run_ok(&j);
+    j = make_job(3, 3, first_path, second_path);
+    run_ok(&j);
+    j.shard_bytes = LIMIT;
+    run_ok(&j);
+    assert_false(exists(second_path, "model.safetensors"));
+    assert_int_equal(files_like(second_path, ".tmp"), 0);
+    assert_int_equal(zs_st_open(second_path, &st), ZS_OK);
+    const int files = files_like(second_path, "model-0");
+    assert_true(files > 3);
+    for (int i = 0; i < files; i++) {
+        char name[64];
+        uint64_t held = 0;
+        int tensors = 0;
+        snprintf(name, sizeof name, "model-%05d-of-%05d.safetensors", i + 1, files);
+        path = zs_st_file(st, i, &bytes);
+        assert_non_null(path);
+        assert_string_equal(strrchr(path, '/') + 1, name);
+        for (size_t t = 0; t < zs_st_count(st); t++)
+            if (zs_st_at(st, t)->file == i) {
+                held += zs_st_at(st, t)->bytes;
+                tensors++;
+            }
+        assert_true(held <= LIMIT || tensors == 1);
+    }
+    zs_st_close(&st);
+    /* The same weights, read back from the shards, and by other ranks. */
+    j = make_job(4, 2, second_path, third_path);
+    run_ok(&j);
+    assert_true(same_file(first_path, third_path, "model.safetensors"));
+    /* Cut otherwise over the same directory, then whole again. */
+    j = make_job(2, 2, first_path, second_path);
+    j.shard_bytes = 2 * LIMIT;
+    run_ok(&j);
+    assert_true(files_like(second_path, "model-0") < files);
+    assert_int_equal(zs_st_open(second_path, &st), ZS_OK);
+    zs_st_close(&st);
+    j.shard_bytes = 0;
+    run_ok(&j);
+    assert_true(same_file(first_path, second_path, "model.safetensors"));
+    assert_int_equal(files_like(second_path, "model"), 1);
+    free(third_path);
+}
+
 static void test_companions(void **state)
 {
     size_t bytes;
@@ -439,6 +504,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_init, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_round_trip, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_shards, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_companions, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_bad_loads, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_other_dtypes, set_up, tear_down),

@@ -15,6 +15,9 @@
  *  - "Collective" calls must be made by all ranks of the communicator, in the same order; a rank
  * that disagrees or stays away makes the others fail with an error that names the unit, within the
  * communicator's time-out.
+ *  - A refused argument or a call out of order changes nothing. A failure inside a collective, a
+ * step or a commit ends the engine: nobody knows how far the other ranks came. All later calls
+ * say so; close it, open another, resume the last commit.
  *  - After fork() what was opened before belongs to the parent: in the child its calls return
  * ZS_ERR_FORKED, and closing it there only forgets it. A child may open handles of its own.
  */

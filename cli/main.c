@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/util.h"
 #include "cli/blas.h"
@@ -58,8 +60,21 @@ static int dispatch(int argc, char **argv)
     return ZS_EXIT_USAGE;
 }
 
+/* A file opened later must not become what printf writes to. Read-only: printing then fails, as it
+ * should. */
+static void fill_standard_streams(void)
+{
+    int fd;
+    do
+        fd = open("/dev/null", O_RDONLY);
+    while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0)
+        close(fd);
+}
+
 int main(int argc, char **argv)
 {
+    fill_standard_streams();
     zs_blas_mend(argv);
     /* A closed pipe is to be an error like a full disk, not a silent death. */
     signal(SIGPIPE, SIG_IGN);

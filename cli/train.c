@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/pool.h"
 #include "base/status.h"
@@ -31,6 +35,7 @@ struct job {
     zs_options options;
     zs_run run;
     zs_outdir dirs;
+    int out_lock; /* descriptor of --out, locked; -1: none */
     char *state_dir;
     int rank, world; /* of the first rank here; of all */
     int ranks;       /* of this process */
@@ -171,6 +176,18 @@ static zs_status check_output_file(const zs_options *o, const char *option, cons
     return ZS_OK;
 }
 
+/* States have locks of their own; this is for runs whose states are elsewhere. File systems without
+ * locks are let pass. */
+static zs_status lock_out(job *j)
+{
+    const char *out = j->options.out;
+    j->out_lock = open(out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (j->out_lock >= 0 && flock(j->out_lock, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
+        return zs_fail(ZS_ERR_LOCKED,
+                       "--out %s is held by another run: end it, or choose another directory", out);
+    return ZS_OK;
+}
+
 static zs_status open_outputs(job *j)
 {
     const zs_options *o = &j->options;
@@ -186,6 +203,8 @@ static zs_status open_outputs(job *j)
                            "reads its model again at a resume",
                            o->out);
         ZS_CHECK(zs_outdir_make(&j->dirs, "--out", o->out));
+        if (j->rank == 0)
+            ZS_CHECK(lock_out(j));
         if (o->optimizer.dir)
             j->state_dir = strdup(o->optimizer.dir);
         else if (asprintf(&j->state_dir, "%s/state", o->out) < 0)
@@ -322,6 +341,8 @@ static int close_job(job *j, int code)
     zs_metrics_close(&j->run.metrics);
     zs_data_close(&j->run.data);
     zs_data_close(&j->run.eval);
+    if (j->out_lock >= 0)
+        close(j->out_lock);
     for (int i = 0; i < j->ranks; i++)
         zs_comm_close(&j->results[i].comm);
     if (code != ZS_EXIT_OK)
@@ -340,6 +361,7 @@ int zs_cli_train(int argc, char **argv)
         return ZS_EXIT_FAILED;
     }
     int code = ZS_EXIT_USAGE;
+    j->out_lock = -1;
     if (zs_options_parse(argc, argv, &j->options) != ZS_OK) {
         zs_cli_error("%s", zs_last_error());
     } else if (j->options.help) {

@@ -100,7 +100,8 @@ static zs_status allocate(const zs_st_writer *w, uint64_t bytes)
         return ZS_OK;
     struct statvfs fs;
     if (error == ENOSPC && fstatvfs(w->fd, &fs) == 0)
-        return zs_fail(ZS_ERR_NOSPACE, "%s needs %" PRIu64 " bytes, but only %" PRIu64 " are free",
+        return zs_fail(ZS_ERR_NOSPACE,
+                       "%s needs %" PRIu64 " bytes, but only %" PRIu64 " are free: free some space",
                        w->path, bytes, (uint64_t)fs.f_bavail * fs.f_frsize);
     return zs_fail(ZS_ERR_IO, "cannot make %s of %" PRIu64 " bytes: %s", w->unfinished, bytes,
                    strerror(error));

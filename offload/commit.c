@@ -101,6 +101,8 @@ zs_status zs_states_commit_prepare(zs_states *states)
     if (status == ZS_OK)
         status = zs_ring_settle(states);
     if (status == ZS_OK)
+        status = zs_store_check_present(&states->store);
+    if (status == ZS_OK)
         status = zs_file_sync(states->config.io, states->store.file);
     if (status != ZS_OK) {
         states->broken = 1;

@@ -128,6 +128,8 @@ zs_status zs_store_share(const char *path, int *fd);
  * it for I/O. */
 zs_status zs_store_allocate(zs_store *store, const zs_store_geometry *geometry, zs_io *io,
                             zs_device *device, zs_ledger *ledger);
+/* ZS_ERR_IO when the file was removed meanwhile: what is committed to it is lost at close. */
+zs_status zs_store_check_present(const zs_store *store);
 /* Writes and flushes super into the area that is not in force; it then is. Takes over what super
  * owns, also on failure. */
 zs_status zs_store_publish(zs_store *store, zs_superblock *super);

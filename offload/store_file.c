@@ -412,6 +412,17 @@ zs_status zs_store_allocate(zs_store *store, const zs_store_geometry *geometry, 
     return set_holder(store, 1);
 }
 
+zs_status zs_store_check_present(const zs_store *store)
+{
+    struct stat info;
+    if (store->lock_fd < 0 || fstat(store->lock_fd, &info) < 0 || info.st_nlink)
+        return ZS_OK;
+    return zs_fail(ZS_ERR_IO,
+                   "store '%s' was removed while in use: no state can be kept in it; leave the "
+                   "directory alone while the run lasts",
+                   store->path);
+}
+
 zs_status zs_store_publish(zs_store *store, zs_superblock *super)
 {
     zs_status status;

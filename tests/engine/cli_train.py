@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 
-from cli_support import Case, command, main, read_rows, read_safetensors
+from cli_support import Case, command, main, read_rows, read_safetensors, run
 
 STEPS = 40
 SLOW = ("--steps", STEPS, "--micro-batch", 8, "--grad-accum", 12)  # time enough for a signal
@@ -148,6 +148,47 @@ class Train(Case):
         self.assertIn("resumed at step ", done.stdout)
         self.assertEqual(self.losses(self.path("m.jsonl")), whole)
         self.assertEqual(self.weights(), self.weights("whole"))
+
+    def test_state_removed_meanwhile(self):
+        call = self.small(*SLOW, "--save-every", 1, "--ranks", 2)
+        with subprocess.Popen(
+            command(*call), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            for line in process.stdout:
+                if line.startswith(f"step 3/{STEPS} "):
+                    break
+            shutil.rmtree(self.path("out", "state"))
+            _, errors = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 1, errors)
+        self.assertIn("was removed while in use", errors)
+        self.assertFalse(os.path.exists(self.path("out")))
+
+    def test_two_runs_into_one_directory(self):
+        call = self.small(*SLOW, "--offload-optimizer", "nvme:" + self.path("one"))
+        with subprocess.Popen(
+            command(*call), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        ) as process:
+            process.stdout.readline()
+            done = run(*self.small("--offload-optimizer", "nvme:" + self.path("two")))
+            process.kill()
+            process.communicate(timeout=60)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("out is held by another run: end it, or choose another", done.stderr)
+
+    def test_closed_standard_streams(self):
+        """No file of the run may become what printf writes to."""
+
+        def close():
+            for fd in range(3):
+                os.close(fd)
+
+        call = command(*self.small("--steps", 2, "--metrics", self.path("m.jsonl")))
+        self.assertEqual(subprocess.Popen(call, preexec_fn=close).wait(timeout=60), 1)
+        for folder, _, names in os.walk(self.dir):
+            for name in names:
+                with open(os.path.join(folder, name), "rb") as file:
+                    self.assertNotIn(b"step 1/2  loss", file.read(), name)
+        self.good(*self.small("--steps", 2, "--resume"))
 
     def test_finished_run(self):
         call = self.small("--steps", 3)

@@ -11,6 +11,8 @@ enum { ZS_EXIT_OK = 0, ZS_EXIT_FAILED = 1, ZS_EXIT_USAGE = 2 };
 int zs_cli_train(int argc, char **argv);
 int zs_cli_doctor(int argc, char **argv);
 int zs_cli_inspect(int argc, char **argv);
+int zs_cli_export(int argc, char **argv);
+int zs_cli_import(int argc, char **argv);
 
 /* "zspill: TEXT" on standard error. */
 void zs_cli_error(const char *format, ...) __attribute__((format(printf, 1, 2)));

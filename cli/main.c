@@ -21,6 +21,8 @@ static const command commands[] = {
     {"train", zs_cli_train, "fine-tune a model, or evaluate it (--steps 0)"},
     {"doctor", zs_cli_doctor, "what this machine offers, and what to fix"},
     {"inspect", zs_cli_inspect, "what a model directory, a safetensors file or a checkpoint holds"},
+    {"export", zs_cli_export, "a model directory, and states by parameter, from a run's state"},
+    {"import", zs_cli_import, "a run's state from such states, in a shape of choice"},
 };
 
 static void print_help(FILE *stream)

@@ -112,6 +112,9 @@ static const option table[] = {
          "when the state is made durable: after each step, each N steps, or only at the end and "
          "when\n      stopped, as the others do too (default: step with --offload-optimizer "
          "nvme:DIR, else exit)"},
+    {"slots", INT, AT(slots), "2", 1, 2, .words = "1|2",
+     .help = "copies of the state on disk; 1: half the space, for --durability exit: being killed "
+             "in\n      mid-run leaves none"},
     {"save-every", COUNT, AT(save_every), NULL, 0, COUNT_MAX, .words = "N",
      .help = "the same as --durability every=N; 0: exit"},
     {"config", PATH, AT(config), NULL, .words = "FILE",
@@ -404,6 +407,9 @@ static zs_status choose_commits(const parser *p)
         /* States that are on disk already cost a flush; others are written first. */
         o->commit_every = o->optimizer.tier == ZS_TIER_NVME;
     }
+    if (o->slots == 1 && o->commit_every)
+        return zs_fail(ZS_ERR_ARG, "--slots 1 needs --durability exit: with one copy each commit "
+                                   "puts the last one at risk");
     return ZS_OK;
 }
 

@@ -40,6 +40,7 @@ typedef struct zs_options {
 
     char *eval_data;
     int64_t eval_every;
+    int slots;
     int64_t commit_every; /* steps between commits; 0: at the end and when stopped only */
     int64_t save_every;   /* another word for it */
     char *config, *metrics, *trace;

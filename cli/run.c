@@ -59,6 +59,7 @@ static zs_status open_engine(rank *r)
         config.optimizer_tier = o->optimizer.tier;
         config.state_dir = r->run->state_dir;
         config.resume = o->resume;
+        config.slots = o->slots;
         config.fingerprint = r->record.config;
     }
     config.io_engine = (zs_io_engine)o->io_engine;

@@ -307,6 +307,14 @@ ZS_API zs_status zs_param_owned(const zs_engine *engine, zs_param param, uint64_
  * src holds count elements of dtype. Cheapest in increasing order of parameter and element. */
 ZS_API zs_status zs_param_write(zs_engine *engine, zs_param param, uint64_t first, uint64_t count,
                                 zs_dtype dtype, const void *src);
+/* Sets a moment (ZS_EXP_AVG, ZS_EXP_AVG_SQ) in the same way: for states that come from elsewhere.
+ */
+ZS_API zs_status zs_param_write_moment(zs_engine *engine, zs_param param, zs_array array,
+                                       uint64_t first, uint64_t count, const float *src);
+/* How many updates the parameter has had, for Adam's bias correction. All ranks must set the same,
+ * between steps. */
+ZS_API zs_status zs_param_set_steps(zs_engine *engine, zs_param param, uint64_t steps);
+ZS_API zs_status zs_param_get_steps(const zs_engine *engine, zs_param param, uint64_t *out);
 /* Collective. Makes what zs_param_write left on each rank visible to all: call once after loading.
  */
 ZS_API zs_status zs_params_publish(zs_engine *engine);

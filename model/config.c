@@ -4,7 +4,9 @@
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/status.h"
 #include "base/util.h"
@@ -492,4 +494,17 @@ zs_status zs_model_config_load(const char *path, zs_model_config *out)
     memset(out, 0, sizeof *out);
     ZS_CHECK(zs_json_load(path, CONFIG_BYTES_MAX, &root));
     return read_root(root, path, out);
+}
+
+zs_status zs_model_config_find(const char *path, zs_model_config *out)
+{
+    char *name = NULL;
+    struct stat info;
+    if (stat(path, &info) != 0 || !S_ISDIR(info.st_mode))
+        return zs_model_config_load(path, out);
+    if (asprintf(&name, "%s/config.json", path) < 0)
+        return zs_fail(ZS_ERR_NOMEM, "no memory for a path");
+    const zs_status status = zs_model_config_load(name, out);
+    free(name);
+    return status;
 }

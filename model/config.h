@@ -31,6 +31,8 @@ typedef struct zs_model_config {
 /* path: a config.json. Both key generations: rope_theta, rope_scaling, torch_dtype;
  * rope_parameters, dtype. */
 zs_status zs_model_config_load(const char *path, zs_model_config *out);
+/* path: a model directory, or a config.json. */
+zs_status zs_model_config_find(const char *path, zs_model_config *out);
 /* The same from memory; path is what messages call it. */
 zs_status zs_model_config_parse(const char *text, size_t bytes, const char *path,
                                 zs_model_config *out);
@@ -72,6 +74,7 @@ typedef struct zs_weight {
     int ndim;
     int64_t shape[2];
 } zs_weight;
+uint64_t zs_weight_numel(const zs_weight *weight);
 
 /* *out is a malloc'ed array, to be freed by the caller. */
 zs_status zs_model_weights(const zs_model_config *config, zs_weight **out, size_t *count);

@@ -67,6 +67,12 @@ zs_status zs_st_read(const zs_st *st, const zs_st_tensor *t, uint64_t first, uin
 typedef struct zs_st_writer zs_st_writer;
 zs_status zs_st_plan(const char *path, zs_st_tensor *tensors, size_t count, int create,
                      zs_st_writer **out); /* create: 1 on rank 0, 0 on the others, after rank 0 */
+/* With these entries in __metadata__, too. */
+typedef struct zs_st_entry {
+    char *key, *value;
+} zs_st_entry;
+zs_status zs_st_plan_with(const char *path, const zs_st_entry *metadata, size_t entries,
+                          zs_st_tensor *tensors, size_t count, int create, zs_st_writer **out);
 zs_status zs_st_write(zs_st_writer *writer, const zs_st_tensor *t, uint64_t first, uint64_t count,
                       const void *src);
 /* commit: 1 on rank 0 once all have written; 0: flush and close. Closes on failure too, and then

@@ -139,6 +139,12 @@ static void free_writer(zs_st_writer *w)
 zs_status zs_st_plan(const char *path, zs_st_tensor *tensors, size_t count, int create,
                      zs_st_writer **out)
 {
+    return zs_st_plan_with(path, NULL, 0, tensors, count, create, out);
+}
+
+zs_status zs_st_plan_with(const char *path, const zs_st_entry *metadata, size_t entries,
+                          zs_st_tensor *tensors, size_t count, int create, zs_st_writer **out)
+{
     zs_status status = ZS_OK;
     unsigned char *header = NULL;
     uint64_t header_bytes = 0, data_bytes = 0;
@@ -156,6 +162,13 @@ zs_status zs_st_plan(const char *path, zs_st_tensor *tensors, size_t count, int 
         status = zs_fail(ZS_ERR_NOMEM, "no memory to write %s", path);
         goto fail;
     }
+    for (size_t i = 0; i < entries; i++)
+        if (json_object_set_new(json_object_get(root, "__metadata__"), metadata[i].key,
+                                json_string(metadata[i].value)) != 0) {
+            status = zs_fail(ZS_ERR_ARG, "%s: metadata \"%.200s\" cannot be written", path,
+                             metadata[i].key);
+            goto fail;
+        }
     ZS_TRY(lay_out(path, tensors, count, root, &data_bytes));
     ZS_TRY(make_header(path, root, &header, &header_bytes));
     for (size_t i = 0; i < count; i++)

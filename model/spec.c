@@ -139,3 +139,11 @@ zs_status zs_model_weights(const zs_model_config *config, zs_weight **out, size_
         add(config, &head[i], -1, 1 + config->layers, *out, count);
     return ZS_OK;
 }
+
+uint64_t zs_weight_numel(const zs_weight *weight)
+{
+    uint64_t numel = 1;
+    for (int d = 0; d < weight->ndim; d++)
+        numel *= (uint64_t)weight->shape[d];
+    return numel;
+}

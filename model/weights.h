@@ -36,4 +36,16 @@ zs_status zs_weights_save(zs_engine *engine, zs_comm *comm, const char *dir, con
                           zs_dtype dtype, uint64_t shard_bytes, const zs_weight *weights,
                           const zs_param *params, size_t count);
 
+/* Values from elsewhere than an engine. */
+typedef struct zs_weights_source {
+    void *cookie;
+    /* The elements of weight i that this rank writes. */
+    zs_status (*range)(void *cookie, size_t i, uint64_t *first, uint64_t *count);
+    zs_status (*read)(void *cookie, size_t i, uint64_t first, uint64_t count, zs_dtype dtype,
+                      void *dst);
+} zs_weights_source;
+zs_status zs_weights_save_from(const zs_weights_source *values, zs_comm *comm, const char *dir,
+                               const char *source, zs_dtype dtype, uint64_t shard_bytes,
+                               const zs_weight *weights, size_t count);
+
 #endif

@@ -25,12 +25,11 @@ typedef struct shard {
 } shard;
 
 typedef struct save {
-    zs_engine *engine;
+    const zs_weights_source *values;
     zs_comm *comm;
     const char *dir, *source;
     zs_dtype dtype;
     const zs_weight *weights;
-    const zs_param *params;
     size_t count;
     uint64_t shard_bytes;  /* most of a file that holds several tensors */
     zs_st_tensor *tensors; /* [count] */
@@ -305,10 +304,10 @@ static zs_status write_owned(const save *s)
         uint64_t first, left;
         if (i == file->first + file->count)
             file++;
-        ZS_TRY(zs_param_owned(s->engine, s->params[i], &first, &left));
+        ZS_TRY(s->values->range(s->values->cookie, i, &first, &left));
         while (left) {
             uint64_t now = ZS_MIN(left, PIECE_BYTES / zs_dtype_size(s->dtype));
-            ZS_TRY(zs_param_read(s->engine, s->params[i], ZS_WEIGHT, first, now, s->dtype, piece));
+            ZS_TRY(s->values->read(s->values->cookie, i, first, now, s->dtype, piece));
             ZS_TRY(zs_st_write(file->writer, &s->tensors[i], first, now, piece));
             first += now;
             left -= now;
@@ -345,19 +344,18 @@ static zs_status finish(save *s)
     return remove_strays(s);
 }
 
-zs_status zs_weights_save(zs_engine *engine, zs_comm *comm, const char *dir, const char *source,
-                          zs_dtype dtype, uint64_t shard_bytes, const zs_weight *weights,
-                          const zs_param *params, size_t count)
+zs_status zs_weights_save_from(const zs_weights_source *values, zs_comm *comm, const char *dir,
+                               const char *source, zs_dtype dtype, uint64_t shard_bytes,
+                               const zs_weight *weights, size_t count)
 {
     zs_status status = ZS_OK;
-    save s = {.engine = engine,
+    save s = {.values = values,
               .comm = comm,
               .dir = dir,
               .source = source,
               .dtype = dtype,
               .shard_bytes = shard_bytes ? shard_bytes : shard_bytes_default,
               .weights = weights,
-              .params = params,
               .count = count};
     int root = zs_comm_rank(comm) == 0;
     ZS_TRY(agree(&s, prepare(&s)));
@@ -377,4 +375,31 @@ fail:
     free(s.tensors);
     free(s.shards);
     return status;
+}
+
+typedef struct engine_values {
+    zs_engine *engine;
+    const zs_param *params;
+} engine_values;
+
+static zs_status engine_range(void *cookie, size_t i, uint64_t *first, uint64_t *count)
+{
+    const engine_values *v = cookie;
+    return zs_param_owned(v->engine, v->params[i], first, count);
+}
+
+static zs_status engine_read(void *cookie, size_t i, uint64_t first, uint64_t count, zs_dtype dtype,
+                             void *dst)
+{
+    const engine_values *v = cookie;
+    return zs_param_read(v->engine, v->params[i], ZS_WEIGHT, first, count, dtype, dst);
+}
+
+zs_status zs_weights_save(zs_engine *engine, zs_comm *comm, const char *dir, const char *source,
+                          zs_dtype dtype, uint64_t shard_bytes, const zs_weight *weights,
+                          const zs_param *params, size_t count)
+{
+    engine_values values = {engine, params};
+    const zs_weights_source from = {&values, engine_range, engine_read};
+    return zs_weights_save_from(&from, comm, dir, source, dtype, shard_bytes, weights, count);
 }

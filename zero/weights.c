@@ -182,6 +182,48 @@ zs_status zs_param_write(zs_engine *e, zs_param param, uint64_t first, uint64_t 
     return ZS_OK;
 }
 
+static zs_status need_trained(const zs_engine *e, zs_param param, const char *what)
+{
+    if (e->params[param].frozen)
+        return zs_fail(ZS_ERR_MISUSE, "%s: parameter '%s' is frozen: it has no moments", what,
+                       e->params[param].name);
+    return ZS_OK;
+}
+
+zs_status zs_param_write_moment(zs_engine *e, zs_param param, zs_array array, uint64_t first,
+                                uint64_t count, const float *src)
+{
+    uint64_t at;
+    ZS_CHECK(find_range(e, param, first, count, src, ZS_FP32, "zs_param_write_moment", &at));
+    ZS_CHECK(need_trained(e, param, "zs_param_write_moment"));
+    if (array != ZS_EXP_AVG && array != ZS_EXP_AVG_SQ)
+        return zs_fail(ZS_ERR_ARG,
+                       "zs_param_write_moment: array is %d, not ZS_EXP_AVG or ZS_EXP_AVG_SQ: "
+                       "zs_param_write sets masters",
+                       (int)array);
+    const zs_flat *f = &e->flats[e->params[param].flat];
+    return zs_states_write(e->states, f->state_shard, array, at, count, src);
+}
+
+zs_status zs_param_set_steps(zs_engine *e, zs_param param, uint64_t steps)
+{
+    ZS_CHECK(zs_engine_enter_param(e, param, "zs_param_set_steps"));
+    ZS_CHECK(zs_engine_expect(e, 1u << ZS_PHASE_IDLE, "zs_param_set_steps"));
+    ZS_CHECK(need_trained(e, param, "zs_param_set_steps"));
+    e->params[param].steps = steps;
+    e->step = ZS_MAX(e->step, steps);
+    return ZS_OK;
+}
+
+zs_status zs_param_get_steps(const zs_engine *e, zs_param param, uint64_t *out)
+{
+    ZS_CHECK(zs_engine_enter_param(e, param, "zs_param_get_steps"));
+    if (!out)
+        return zs_fail(ZS_ERR_ARG, "zs_param_get_steps: out is NULL");
+    *out = e->params[param].steps;
+    return ZS_OK;
+}
+
 zs_status zs_params_publish(zs_engine *e)
 {
     ZS_CHECK(zs_engine_enter(e, "zs_params_publish"));

@@ -74,6 +74,9 @@ static void test_durability(void **state)
     assert_int_equal(commits("--durability every=7"), 7);
     assert_int_equal(commits("--durability=every=7"), 7);
     assert_int_equal(commits("--save-every 9"), 9);
+    refuse(RUN "--slots 1 --durability every=3", "--slots 1 needs --durability exit");
+    refuse(RUN "--slots 1 --offload-optimizer nvme:d", "--slots 1 needs --durability exit");
+    refuse(RUN "--slots 3", "--slots 3 is out of range");
     refuse(RUN "--durability often", "--durability 'often' is none of step|every=N|exit");
     refuse(RUN "--durability every=0", "--durability 0 is out of range: 1 to ");
     refuse(RUN "--durability every=x", "--durability 'x' is not a whole number");

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <dirent.h>
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/status.h"
 #include "base/util.h"
@@ -249,7 +251,7 @@ static int is_ours(const save *s, const char *name)
     return 0;
 }
 
-/* Weights of an earlier save that was cut otherwise. */
+/* Weights of an earlier save that was cut otherwise, or cut short. */
 static zs_status remove_strays(const save *s)
 {
     zs_status status = ZS_OK;
@@ -262,7 +264,10 @@ static zs_status remove_strays(const save *s)
         unsigned part, parts;
         int end = 0;
         (void)sscanf(entry->d_name, "model-%5u-of-%5u.safetensors%n", &part, &parts, &end);
-        if (end == sizeof pattern - 1 && !entry->d_name[end] && !is_ours(s, entry->d_name))
+        if (end != sizeof pattern - 1)
+            continue;
+        const char *rest = entry->d_name + end;
+        if ((!*rest || !strcmp(rest, ".tmp")) && !is_ours(s, entry->d_name))
             status = remove_file(s, entry->d_name);
     }
     closedir(listing);
@@ -328,6 +333,16 @@ static zs_status finish_files(save *s, int commit)
     return status;
 }
 
+/* Shards that no index will name. Keeps the message. */
+static void forget_files(const save *s)
+{
+    char path[PATH_MAX];
+    for (size_t n = 0; n < s->shard_count; n++) {
+        snprintf(path, sizeof path, "%s/%s", s->dir, s->shards[n].name);
+        (void)unlink(path);
+    }
+}
+
 /* One file: its rename is last, and loaders prefer it to any index. Several: no index names them
  * until all are there, and the one file of an earlier save goes only then. */
 static zs_status finish(save *s)
@@ -337,9 +352,14 @@ static zs_status finish(save *s)
     ZS_CHECK(copy_companions(s));
     if (several)
         ZS_CHECK(remove_file(s, index_name));
-    ZS_CHECK(finish_files(s, 1));
-    if (several)
-        ZS_CHECK(write_index(s));
+    zs_status status = finish_files(s, 1);
+    if (status == ZS_OK && several)
+        status = write_index(s);
+    if (status != ZS_OK) {
+        if (several)
+            forget_files(s);
+        return status;
+    }
     ZS_CHECK(remove_file(s, several ? single_name : index_name));
     return remove_strays(s);
 }

@@ -488,14 +488,40 @@ static void test_bad_saves(void **state)
     assert_false(exists(first_path, "model.safetensors.tmp"));
     free(made);
     free(in_the_way);
+    /* The same in the way of one of several files: the others go, too. */
+    in_the_way = temp_path(&dir, "deep/er/second/model-00002-of-00003.safetensors/x");
+    j = make_job(2, 1, NULL, second_path);
+    j.shard_bytes = 16000;
+    run_ok(&j);
+    assert_true(exists(second_path, "model-00003-of-00003.safetensors"));
+    made = temp_path(&dir, "deep/er/second/model-00002-of-00003.safetensors");
+    unlink(made);
+    mkdir(made, 0777);
+    mkdir(in_the_way, 0777);
+    run_ranks(&j);
+    assert_int_equal(j.status[0], ZS_ERR_IO);
+    assert_non_null(strstr(j.message[0], "cannot rename"));
+    assert_int_equal(files_like(second_path, "model"), 1); /* the directory */
+    rmdir(in_the_way);
+    rmdir(made);
+    free(made);
+    free(in_the_way);
+    /* What an interrupted save left goes with the next one. */
+    temp_write(&dir, "deep/er/second/model-00002-of-00009.safetensors.tmp", "x", 1);
+    temp_write(&dir, "deep/er/second/model-00002-of-00009.safetensors.txt", "x", 1);
+    run_ok(&j);
+    assert_int_equal(files_like(second_path, "00009"), 1);
+    assert_int_equal(files_like(second_path, "00003"), 3);
     /* A source whose config.json went away. */
     char *nowhere = temp_path(&dir, "nowhere");
-    j = make_job(2, 1, NULL, second_path);
+    char *never = temp_path(&dir, "never");
+    j = make_job(2, 1, NULL, never);
     j.source = nowhere;
     run_ranks(&j);
     assert_int_equal(j.status[0], ZS_ERR_IO);
     assert_non_null(strstr(j.message[0], "nowhere: No such file"));
-    assert_false(exists(second_path, ""));
+    assert_false(exists(never, ""));
+    free(never);
     free(nowhere);
 }
 

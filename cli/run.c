@@ -47,6 +47,12 @@ static void print_log(void *cookie, zs_log_level level, const char *text)
         zs_cli_error("%s", text);
 }
 
+/* What the library's own spans lie in. */
+static void trace_since(const rank *r, const char *name, uint64_t begin)
+{
+    zs_trace_span(r->run->trace, r->number, "program", name, begin, zs_trace_now());
+}
+
 static zs_status open_engine(rank *r)
 {
     const zs_options *o = r->options;
@@ -218,6 +224,7 @@ static zs_status evaluate(rank *r)
     const zs_data *data = r->run->eval;
     uint64_t micro = (uint64_t)r->options->micro_batch, rows = zs_data_rows(data);
     double begin = zs_now(), sums[2] = {0, 0}; /* loss, tokens */
+    uint64_t span = zs_trace_now();
     for (uint64_t base = 0; base < rows; base += (uint64_t)r->world * micro) {
         double loss;
         for (uint64_t i = 0; i < micro; i++) {
@@ -237,6 +244,7 @@ static zs_status evaluate(rank *r)
         return zs_fail(ZS_ERR_ARG, "--eval-data %s has no counted token: all labels are %d",
                        r->options->eval_data, ZS_LABEL_NONE);
     r->evaluated = r->record.step;
+    trace_since(r, "evaluation", span);
     if (r->number != 0)
         return ZS_OK;
     printf("eval_loss %.9f  (step %llu, %.0f tokens)\n", sums[0] / sums[1],
@@ -252,8 +260,10 @@ static zs_status save_state(rank *r)
 {
     char text[ZS_USER_BYTES_MAX];
     size_t bytes;
+    uint64_t span = zs_trace_now();
     ZS_CHECK(zs_record_pack(&r->record, text, &bytes));
     ZS_CHECK(zs_state_commit(r->engine, text, bytes));
+    trace_since(r, "commit", span);
     r->saved = r->record.step;
     return ZS_OK;
 }
@@ -297,10 +307,12 @@ static zs_status update(rank *r, double targets, double *loss_sum, zs_step_info 
     config.max_norm = r->options->clip;
     for (int m = 0; m < accum; m++) {
         double loss;
+        uint64_t span = zs_trace_now();
         zs_batch batch = batch_at(r, r->run->data, (size_t)m * (size_t)micro, micro);
         ZS_CHECK(zs_grad_begin(r->engine, m == accum - 1));
         ZS_CHECK(zs_model_train(r->model, &batch, 1 / targets, &loss));
         ZS_CHECK(zs_grad_finish(r->engine));
+        trace_since(r, "forward and backward", span);
         *loss_sum += loss;
     }
     return zs_step(r->engine, &config, info);
@@ -311,8 +323,9 @@ static zs_status take_step(rank *r, zs_step_row *row, int *stop)
 {
     zs_step_info info = {.size = sizeof(info)};
     double begin = zs_now(), loss_sum = 0;
-    uint64_t targets;
+    uint64_t targets, span = zs_trace_now();
     ZS_CHECK(read_step(r, &targets));
+    trace_since(r, "rows", span);
     double sums[2] = {(double)targets, zs_signals_stop() != 0};
     ZS_CHECK(zs_comm_all_reduce(r->comm, "counted tokens", ZS_OP_SUM, sums, 2));
     *stop = sums[1] > 0;

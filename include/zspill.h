@@ -383,7 +383,8 @@ typedef struct zs_step_info {
 } zs_step_info;
 
 /* Collective. Norm, clip, Adam over this rank's shard wherever it lives, new weights to all ranks.
- * config NULL: defaults. info may be NULL, else its size must be set. */
+ * All units must be released: one that is not ends the engine, as ranks would go on without this
+ * one. config NULL: defaults. info may be NULL, else its size must be set. */
 ZS_API zs_status zs_step(zs_engine *engine, const zs_step_config *config, zs_step_info *info);
 /* What the loss (or its gradient) must be multiplied by before backward; 1 unless fp16 scaling is
  * on. */

@@ -74,7 +74,16 @@ class Train(Case):
             self.assertIn(words, done.stdout)
         self.assertEqual(done.stderr, "")
         with open(self.path("t.json")) as file:
-            self.assertTrue(json.load(file))
+            spans = [e["name"] for e in json.load(file)["traceEvents"] if e["ph"] == "X"]
+        for name, count in (
+            ("rows", 8),
+            ("forward and backward", 8),
+            ("step", 8),
+            ("adam", 8),
+            ("evaluation", 2),
+            ("commit", 1),
+        ):
+            self.assertGreaterEqual(spans.count(name), count, name)
         tensors = read_safetensors(self.path("out", "model.safetensors"))
         self.assertEqual(tensors["model.embed_tokens.weight"][:2], ("F32", [256, 32]))
         self.assertNotIn("lm_head.weight", tensors)

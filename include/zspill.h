@@ -199,9 +199,10 @@ typedef struct zs_engine_config {
     zs_tier optimizer_tier; /* where master weights and moments live. Default device */
     zs_tier
         param_tier; /* stage 3 only: where the working shard lives between uses. Default device */
-    const char *state_dir; /* directory of this run's store, created if missing. Needed for
+    const char *state_dir; /* directory of this run's store, made if its parent is there. Needed for
                               optimizer_tier nvme and for zs_state_commit; NULL: no store */
-    const char *param_dir; /* directory of the parameter spill file. Needed for param_tier nvme */
+    const char *
+        param_dir; /* directory of the parameter spill file, likewise. Needed for param_tier nvme */
     zs_io_engine
         io_engine;       /* default auto: the best that works here; by name: that one or an error */
     zs_dtype grad_dtype; /* fp32 (default) or bf16: in which gradients are staged, reduced and

@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A program as a user of the installed library writes it: zspill.h and nothing else of the project.
- * Twenty AdamW steps at each stage, compared with the same in double. */
+ * Twenty AdamW steps at each stage, with states in host memory and on disk in
+ * directories whose names begin with PREFIX, compared with
+ * the same in double; the ledger read; an error provoked.
+ *
+ *     consumer PREFIX */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -46,13 +50,33 @@ static double largest_error(const float *weights)
     return worst;
 }
 
-static int train(int stage, zs_comm *comm)
+/* Bytes that the ledger has for the states: master and both moments, or the moments alone where the
+ * resident fp32 weights are the master. */
+static uint64_t state_bytes(zs_engine *engine, zs_tier tier)
 {
+    zs_memory_row rows[32];
+    size_t count = 0;
+    uint64_t bytes = 0;
+    if (zs_memory_report(engine, rows, 32, &count) != ZS_OK || count > 32)
+        return 0;
+    for (size_t i = 0; i < count; i++)
+        if (rows[i].tier == tier && !strcmp(rows[i].purpose, "optimizer states"))
+            bytes += rows[i].bytes;
+    return bytes;
+}
+
+static int train(int stage, zs_tier tier, const char *prefix, zs_comm *comm)
+{
+    char path[4096];
     zs_engine_config config;
     zs_engine_config_init(&config);
     config.zero_stage = stage;
-    config.optimizer_tier = ZS_TIER_HOST;
+    config.optimizer_tier = tier;
     config.threads = 1;
+    if (tier == ZS_TIER_NVME) {
+        snprintf(path, sizeof(path), "%s-stage%d", prefix, stage);
+        config.state_dir = path;
+    }
     zs_engine *engine;
     CHECK(zs_engine_open(&config, comm, &engine));
 
@@ -94,18 +118,24 @@ static int train(int stage, zs_comm *comm)
         CHECK(zs_step(engine, NULL, &info));
     }
     CHECK(zs_param_read(engine, param, ZS_WEIGHT, 0, NUMEL, ZS_FP32, values));
+    uint64_t bytes = state_bytes(engine, tier), padded = (NUMEL + 31) / 32 * 32;
     zs_engine_close(&engine);
     double error = largest_error(values);
-    printf("stage %d: %d steps, largest error %.2e\n", stage, (int)info.step, error);
-    return info.step != STEPS || !(error < 1e-6) || engine != NULL;
+    printf("stage %d, states in tier %d: %d steps, largest error %.2e, %d bytes of states\n", stage,
+           (int)tier, (int)info.step, error, (int)bytes);
+    return info.step != STEPS || !(error < 1e-6) || engine != NULL || bytes != 8 * padded;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     zs_comm *comm;
+    if (argc != 2) {
+        fprintf(stderr, "usage: consumer PREFIX\n");
+        return 2;
+    }
     CHECK(zs_comm_open_self(&comm));
     for (int stage = 0; stage <= 3; stage++) {
-        if (train(stage, comm))
+        if (train(stage, ZS_TIER_HOST, argv[1], comm) || train(stage, ZS_TIER_NVME, argv[1], comm))
             return 1;
     }
     zs_comm_close(&comm);

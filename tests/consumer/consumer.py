@@ -35,7 +35,7 @@ def main():
         needed = run("objdump", "-p", shared)
         soname = f"libzspill.so.{version.split('.')[0]}"
         assert soname in needed, f"the program does not ask for {soname}:\n{needed}"
-        out = run(shared, LD_LIBRARY_PATH=os.path.dirname(installed.library))
+        out = run(shared, os.path.join(folder, "one"), LD_LIBRARY_PATH=os.path.dirname(installed.library))
         print(out, end="")
         assert f"zspill {version}\n" in out, f"pkg-config says {version}"
 
@@ -47,7 +47,7 @@ def main():
         assert archive in libs, f"pkg-config --static does not name the library: {libs}"
         run(*compiler, *flags, SOURCE, "-o", static, *libs, "-lm")
         assert "libzspill" not in run("objdump", "-p", static), "not linked statically"
-        print(run(static), end="")
+        print(run(static, os.path.join(folder, "two")), end="")
 
         # A C++ compiler reads the header too.
         if os.path.exists("/usr/bin/c++"):

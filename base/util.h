@@ -36,6 +36,17 @@ static inline size_t zs_dtype_size(zs_dtype dtype)
     return dtype == ZS_FP32 ? 4 : 2;
 }
 
+#define ZS_HASH_START UINT64_C(0xcbf29ce484222325)
+
+/* FNV-1a, for comparing what ranks hold. */
+static inline uint64_t zs_hash_bytes(uint64_t hash, const void *data, size_t bytes)
+{
+    const unsigned char *p = (const unsigned char *)data;
+    for (size_t i = 0; i < bytes; i++)
+        hash = (hash ^ p[i]) * UINT64_C(0x100000001b3);
+    return hash;
+}
+
 /* "fp32", "bf16", "fp16" */
 const char *zs_dtype_name(zs_dtype dtype);
 /* "device", "host", "nvme" */

@@ -15,14 +15,6 @@
 /* Changes with the description's layout: processes that run different versions say so. */
 enum { DESC_MAGIC = 0x5a533031, ALL_REDUCE_MAX = 4096 };
 
-static uint64_t hash_name(const char *name)
-{
-    uint64_t hash = UINT64_C(0xcbf29ce484222325);
-    for (; *name; name++)
-        hash = (hash ^ (unsigned char)*name) * UINT64_C(0x100000001b3);
-    return hash;
-}
-
 static void fill_desc(const zs_comm *comm, zs_comm_desc *desc, zs_comm_op op, const char *what,
                       uint64_t bytes, uint32_t detail)
 {
@@ -32,7 +24,7 @@ static void fill_desc(const zs_comm *comm, zs_comm_desc *desc, zs_comm_op op, co
     desc->op = op;
     desc->detail = detail;
     desc->bytes = bytes;
-    desc->what_hash = hash_name(what);
+    desc->what_hash = zs_hash_bytes(ZS_HASH_START, what, strlen(what));
     snprintf(desc->what, sizeof desc->what, "%s", what);
 }
 

@@ -6,20 +6,6 @@
 #include "base/util.h"
 #include "zero/engine.h"
 
-/* FNV-1a, for comparing configurations between ranks. */
-static uint64_t hash_bytes(uint64_t h, const void *data, size_t bytes)
-{
-    const unsigned char *p = data;
-    for (size_t i = 0; i < bytes; i++)
-        h = (h ^ p[i]) * 0x100000001b3u;
-    return h;
-}
-
-static uint64_t hash_u64(uint64_t h, uint64_t value)
-{
-    return hash_bytes(h, &value, sizeof value);
-}
-
 /* ---- agreement ---- */
 
 static uint64_t double_bits(double value)
@@ -61,16 +47,16 @@ static zs_status agree_on_config(zs_engine *e)
     for (size_t i = 0; i < ZS_COUNT(checks); i++)
         ZS_CHECK(zs_comm_same(e->comm, checks[i].what, checks[i].value));
     for (size_t u = 0; u < e->unit_count; u++) {
-        uint64_t h = hash_bytes(0xcbf29ce484222325u, e->units[u].name, strlen(e->units[u].name));
+        uint64_t h = zs_hash_bytes(ZS_HASH_START, e->units[u].name, strlen(e->units[u].name));
         char label[96];
         for (size_t i = 0; i < e->units[u].count; i++) {
             const zs_param_info *p = &e->params[e->units[u].params[i]];
-            h = hash_bytes(h, p->name, strlen(p->name));
-            h = hash_bytes(h, p->shape, (size_t)p->ndim * sizeof *p->shape);
-            h = hash_u64(h, (uint64_t)p->dtype);
-            h = hash_u64(h, (uint64_t)p->group + 1);
-            h = hash_u64(h, (uint64_t)p->frozen);
-            h = hash_u64(h, (uint64_t)p->grad_uses);
+            h = zs_hash_bytes(h, p->name, strlen(p->name) + 1);
+            h = zs_hash_bytes(h, p->shape, (size_t)p->ndim * sizeof *p->shape);
+            h = zs_hash_bytes(h, &p->dtype, sizeof p->dtype);
+            h = zs_hash_bytes(h, &p->group, sizeof p->group);
+            h = zs_hash_bytes(h, &p->frozen, sizeof p->frozen);
+            h = zs_hash_bytes(h, &p->grad_uses, sizeof p->grad_uses);
         }
         ZS_CHECK(zs_comm_same(e->comm, zs_unit_label(e, u, label), h));
     }

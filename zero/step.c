@@ -164,20 +164,12 @@ static zs_status apply(zs_engine *e, double grad_scale, zs_step_info *info)
 /* Hyper-parameters that differ between ranks would let replicas drift apart unseen. */
 static zs_status agree_on_hyper(zs_engine *e, const zs_step_config *c)
 {
-    uint64_t h = 0xcbf29ce484222325u;
     const double own[] = {c->grad_scale, c->max_norm, c->clip_factor};
-    uint64_t bits;
-    for (size_t i = 0; i < ZS_COUNT(own); i++) {
-        memcpy(&bits, &own[i], sizeof bits);
-        h = (h ^ bits) * 0x100000001b3u;
-    }
+    uint64_t h = zs_hash_bytes(ZS_HASH_START, own, sizeof own);
     for (size_t g = 0; g < e->group_count; g++) {
         const zs_group_config *p = &e->groups[g];
         const double values[] = {p->lr, p->beta1, p->beta2, p->eps, p->weight_decay, p->decoupled};
-        for (size_t i = 0; i < ZS_COUNT(values); i++) {
-            memcpy(&bits, &values[i], sizeof bits);
-            h = (h ^ bits) * 0x100000001b3u;
-        }
+        h = zs_hash_bytes(h, values, sizeof values);
     }
     return zs_comm_same(e->comm, "the hyper-parameters of a step", h);
 }

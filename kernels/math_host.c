@@ -130,32 +130,32 @@ static void plain_run(const host_math *host, plain_job *job)
     zs_pool_run(host->pool, plain_block, job, zs_div_up(job->n, BLOCK));
 }
 
-static zs_status host_cast(zs_math *math, void *stream, void *dst, zs_dtype dst_dtype,
-                           const void *src, zs_dtype src_dtype, uint64_t n)
+static zs_status run_pair(zs_math *math, void (*kernel)(size_t n, void *dst, const void *src),
+                          void *dst, zs_dtype dst_dtype, const void *src, zs_dtype src_dtype,
+                          uint64_t n)
 {
-    const host_math *host = (const host_math *)math;
-    plain_job job = {.kernel = host->kernels->cast[dst_dtype][src_dtype],
+    plain_job job = {.kernel = kernel,
                      .dst = dst,
                      .dst_dtype = dst_dtype,
                      .src = &src,
                      .src_dtype = src_dtype,
                      .n = n};
-    plain_run(host, &job);
+    plain_run((const host_math *)math, &job);
     return ZS_OK;
+}
+
+static zs_status host_cast(zs_math *math, void *stream, void *dst, zs_dtype dst_dtype,
+                           const void *src, zs_dtype src_dtype, uint64_t n)
+{
+    const zs_kernels *kernels = ((const host_math *)math)->kernels;
+    return run_pair(math, kernels->cast[dst_dtype][src_dtype], dst, dst_dtype, src, src_dtype, n);
 }
 
 static zs_status host_add(zs_math *math, void *stream, void *dst, zs_dtype dst_dtype,
                           const void *src, zs_dtype src_dtype, uint64_t n)
 {
-    const host_math *host = (const host_math *)math;
-    plain_job job = {.kernel = host->kernels->add[dst_dtype][src_dtype],
-                     .dst = dst,
-                     .dst_dtype = dst_dtype,
-                     .src = &src,
-                     .src_dtype = src_dtype,
-                     .n = n};
-    plain_run(host, &job);
-    return ZS_OK;
+    const zs_kernels *kernels = ((const host_math *)math)->kernels;
+    return run_pair(math, kernels->add[dst_dtype][src_dtype], dst, dst_dtype, src, src_dtype, n);
 }
 
 static zs_status host_sum_sources(zs_math *math, void *stream, void *dst, zs_dtype dtype,

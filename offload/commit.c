@@ -203,9 +203,36 @@ zs_status zs_states_committed(zs_states *states, uint64_t commits[2], int *count
         order[1] = 0;
     }
     for (int i = 0; i < 2; i++)
-        if (store->whole[order[i]] &&
-            store->super[order[i]].lineage == store->super[store->committed].lineage)
+        /* Numbers grow: a greater one before is of a run that was started over. */
+        if (store->whole[order[i]] && (!*count || store->super[order[i]].commit < commits[0]))
             commits[(*count)++] = store->super[order[i]].commit;
+    return ZS_OK;
+}
+
+static zs_status find_commit(const zs_states *states, uint64_t commit, int *found)
+{
+    const zs_store *store = &states->store;
+    *found = -1;
+    for (int i = 0; i < 2; i++)
+        if (store->whole[i] && store->super[i].commit == commit &&
+            (*found < 0 || store->super[i].sequence > store->super[*found].sequence))
+            *found = i;
+    if (*found < 0)
+        return zs_fail(ZS_ERR_ARG, "store '%s' holds no commit %llu", store->path,
+                       (unsigned long long)commit);
+    return zs_superblock_check(&store->super[*found], &states->geometry, store->path);
+}
+
+zs_status zs_states_adopt(zs_states *states, uint64_t commit)
+{
+    int found;
+    ZS_CHECK(need_store(states));
+    ZS_CHECK(find_commit(states, commit, &found));
+    /* A process may have ended between writing this and flushing it. */
+    ZS_CHECK(zs_file_sync(states->config.io, states->store.file));
+    states->store.committed = found;
+    for (size_t c = 0; c < states->geometry.chunk_count; c++)
+        states->chunks[c].committed = states->store.super[found].slots[c].slot;
     return ZS_OK;
 }
 
@@ -230,14 +257,8 @@ zs_status zs_states_resume(zs_states *states, uint64_t commit, void *header, siz
 {
     ZS_CHECK(need_store(states));
     zs_store *store = &states->store;
-    int found = -1;
-    for (int i = 0; i < 2; i++)
-        if (store->whole[i] && store->super[i].commit == commit &&
-            (found < 0 || store->super[i].sequence > store->super[found].sequence))
-            found = i;
-    if (found < 0)
-        return zs_fail(ZS_ERR_ARG, "store '%s' holds no commit %llu", store->path,
-                       (unsigned long long)commit);
+    int found;
+    ZS_CHECK(find_commit(states, commit, &found));
     const zs_superblock *super = &store->super[found];
     if (super->fingerprint != states->config.fingerprint)
         return zs_fail(
@@ -249,7 +270,6 @@ zs_status zs_states_resume(zs_states *states, uint64_t commit, void *header, siz
             (unsigned long long)states->config.fingerprint);
     ZS_CHECK(check_run(states, super));
     ZS_CHECK(zs_store_check_clean(store));
-    ZS_CHECK(zs_superblock_check(super, &states->geometry, store->path));
 
     /* From here on what was in memory is gone, whatever comes. */
     zs_ring_abandon(states);

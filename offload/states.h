@@ -102,6 +102,9 @@ zs_status zs_states_commit_publish(zs_states *states, uint64_t commit, uint64_t 
 
 /* What is there to resume from: the numbers of up to two commits, newest first (*count 0: none). */
 zs_status zs_states_committed(zs_states *states, uint64_t commits[2], int *count);
+/* Makes that commit the one in force, durably: until the next one is published, what it names is
+ * not written. The present state is not touched. */
+zs_status zs_states_adopt(zs_states *states, uint64_t commit);
 /* Takes up that commit: checks fingerprint, geometry and checksums, and leaves master and moments
  * as committed (resident ones are loaded). header gets at most *header_bytes bytes; *header_bytes
  * becomes the number stored. */

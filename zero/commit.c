@@ -306,8 +306,12 @@ zs_status zs_engine_commit(zs_engine *e)
     zs_status status = agree_on_config(e);
     if (status == ZS_OK && e->config.state_dir)
         status = zs_state_draw(e);
+    if (status == ZS_OK && e->config.state_dir)
+        status = zs_engine_agree(e, "zs_engine_commit: locking", zs_state_lock(e));
     if (status == ZS_OK)
         status = zs_engine_agree(e, "zs_engine_commit", build(e));
+    if (status == ZS_OK && e->config.state_dir)
+        status = zs_state_settle(e);
     if (status == ZS_OK)
         e->phase = ZS_PHASE_IDLE;
     return zs_engine_break(e, status);

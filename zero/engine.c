@@ -209,6 +209,7 @@ zs_status zs_engine_open(const zs_engine_config *config, zs_comm *comm, zs_engin
     if (!e)
         return zs_fail(ZS_ERR_NOMEM, "zs_engine_open: no memory for the engine");
     e->config = *config;
+    e->dir_lock = -1;
     e->comm = comm;
     e->rank = zs_comm_rank(comm);
     e->world = zs_comm_world(comm);
@@ -273,6 +274,7 @@ void zs_engine_close(zs_engine **engine)
     free(e->units);
     free(e->groups);
     free(e->scratch);
+    zs_state_unlock(e);
     zs_manifest_free(&e->manifest);
     zs_manifest_free(&e->own);
     free(e->state_dir);

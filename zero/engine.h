@@ -164,13 +164,15 @@ struct zs_engine {
 
     /* state: what the directory's manifest says, and what ours will say. Their generations differ
      * until our first commit. */
-    zs_manifest *manifest; /* NULL: there is none */
-    zs_manifest *own;      /* NULL: no state_dir */
-    uint64_t run;          /* this run's lot, or that of the one it goes on with */
+    zs_manifest *manifest;  /* NULL: there is none */
+    zs_manifest *own;       /* NULL: no state_dir */
+    uint64_t run;           /* this run's lot, or that of the one it goes on with */
+    int dir_lock, made_dir; /* rank 0: descriptor of state_dir, or -1; whether we made it */
 
     /* step */
     uint64_t step;
-    uint64_t commit; /* number of the last commit */
+    uint64_t commit;   /* greatest number that any rank gave to a commit */
+    uint64_t in_force; /* number of the commit that was found */
     double loss_scale;
     int good_steps, skipped_in_row;
     zs_states_input *inputs;
@@ -245,6 +247,13 @@ void zs_gather_close(zs_engine *e);
 
 /* zero/state.c. Collective: draws the lot by which this run's files are known. */
 zs_status zs_state_draw(zs_engine *e);
+/* Before any rank looks at the manifest: rank 0 keeps other runs out of state_dir, and makes
+ * durable what it is to find there. */
+zs_status zs_state_lock(zs_engine *e);
+void zs_state_unlock(zs_engine *e);
+/* Collective: the newest commit that all ranks have is in force from here on, so that nothing
+ * written before a resume, or without one, harms it. */
+zs_status zs_state_settle(zs_engine *e);
 /* Reads the manifest and decides which generation of store files this engine uses: the same on all
  * ranks, which see the same manifest. */
 zs_status zs_state_open(zs_engine *e);

@@ -67,7 +67,7 @@ static zs_status peek(const zs_saved *s, int rank, uint64_t commits[2], int *cou
         const int newest = store.committed, older = 1 - newest;
         commits[(*count)++] = store.super[newest].commit;
         if (store.super[newest].slot_count == 2 && store.whole[older] &&
-            store.super[older].lineage == store.super[newest].lineage)
+            store.super[older].commit < commits[0])
             commits[(*count)++] = store.super[older].commit;
     }
     zs_store_close(&store);
@@ -77,22 +77,25 @@ static zs_status peek(const zs_saved *s, int rank, uint64_t commits[2], int *cou
 /* The newest commit that all ranks have. */
 static zs_status choose_commit(zs_saved *s)
 {
-    uint64_t commits[2];
+    uint64_t commits[2], wanted;
     int count;
-    for (int r = 0; r < s->m->world; r++) {
-        ZS_CHECK(peek(s, r, commits, &count));
-        if (r == 0 || commits[0] < s->commit)
-            s->commit = commits[0];
-    }
-    for (int r = 0; r < s->m->world; r++) {
-        ZS_CHECK(peek(s, r, commits, &count));
-        if (commits[0] != s->commit && !(count == 2 && commits[1] == s->commit))
-            return zs_fail(
-                ZS_ERR_CORRUPT,
-                "the stores in '%s' have no commit in common: rank %d lacks number %llu: "
-                "restore the files of all ranks from one copy",
-                s->dir, r, (unsigned long long)s->commit);
-    }
+    s->commit = UINT64_MAX;
+    do {
+        wanted = s->commit;
+        for (int r = 0; r < s->m->world; r++) {
+            ZS_CHECK(peek(s, r, commits, &count));
+            int i = 0;
+            while (i < count && commits[i] > s->commit)
+                i++;
+            if (i == count)
+                return zs_fail(
+                    ZS_ERR_CORRUPT,
+                    "the stores in '%s' have no commit in common: rank %d lacks number %llu: "
+                    "restore the files of all ranks from one copy",
+                    s->dir, r, (unsigned long long)s->commit);
+            s->commit = commits[i];
+        }
+    } while (s->commit != wanted);
     return ZS_OK;
 }
 

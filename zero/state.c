@@ -1,10 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Commit and resume: what the engine keeps beside the states, the manifest, and the agreement of
  * all ranks. */
+#include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include "base/fork.h"
 #include "base/util.h"
 #include "zero/engine.h"
 #include "zero/header.h"
@@ -135,6 +141,67 @@ zs_status zs_state_draw(zs_engine *e)
     return ZS_OK;
 }
 
+/* Names the holder, where one of its files does. */
+static zs_status fail_held(const zs_engine *e)
+{
+    zs_manifest *m = NULL;
+    const char *dir = e->config.state_dir;
+    const uint64_t first = zs_manifest_load(dir, &m) == ZS_OK && m ? m->generation : 1;
+    zs_manifest_free(&m);
+    for (uint64_t g = first; g <= first + 1; g++) {
+        int fd = -1;
+        char *path = zs_store_path(dir, g, 0);
+        const zs_status status = path ? zs_store_share(path, &fd) : ZS_ERR_NOMEM;
+        free(path);
+        if (fd >= 0)
+            close(fd);
+        if (status == ZS_ERR_LOCKED)
+            return status;
+    }
+    return zs_fail(ZS_ERR_LOCKED,
+                   "state directory '%s' is held by another process: end it, or use another "
+                   "directory",
+                   dir);
+}
+
+zs_status zs_state_lock(zs_engine *e)
+{
+    const char *dir = e->config.state_dir;
+    if (e->rank != 0)
+        return ZS_OK;
+    if (mkdir(dir, 0777) == 0)
+        e->made_dir = 1;
+    else if (errno != EEXIST)
+        return zs_fail(ZS_ERR_IO, "state directory '%s' cannot be made: %s", dir, strerror(errno));
+    const int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return ZS_OK; /* the stores' own files will say why */
+    /* Where directories have no locks, those of the files are left. */
+    if (flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK) {
+        close(fd);
+        return fail_held(e);
+    }
+    e->dir_lock = fd;
+    ZS_CHECK(zs_fork_guard_fd(fd));
+    /* What is named here may have been put in place by a process that ended before it flushed. */
+    if (fsync(fd) && errno != EINVAL && errno != EROFS)
+        return zs_fail(ZS_ERR_IO, "state directory '%s' cannot be flushed: %s", dir,
+                       strerror(errno));
+    return ZS_OK;
+}
+
+void zs_state_unlock(zs_engine *e)
+{
+    if (e->dir_lock >= 0) {
+        zs_fork_unguard_fd(e->dir_lock);
+        (void)flock(e->dir_lock, LOCK_UN);
+        close(e->dir_lock);
+        e->dir_lock = -1;
+    }
+    if (e->made_dir)
+        (void)rmdir(e->config.state_dir); /* only when nothing is in it */
+}
+
 zs_status zs_state_open(zs_engine *e)
 {
     ZS_CHECK(read_manifest(e));
@@ -206,8 +273,17 @@ zs_status zs_state_commit(zs_engine *e, const void *user, size_t user_bytes)
 
 /* ---- resume ---- */
 
-/* The newest commit that every rank has. */
-static zs_status choose_commit(zs_engine *e, uint64_t *chosen)
+/* The greatest of mine that is at most limit, 0: none. */
+static double at_most(const uint64_t mine[2], int count, double limit)
+{
+    for (int i = 0; i < count; i++)
+        if ((double)mine[i] <= limit)
+            return (double)mine[i];
+    return 0;
+}
+
+/* The newest commit that every rank has, and the greatest number that any rank has. */
+static zs_status choose_commit(zs_engine *e, uint64_t *chosen, uint64_t *greatest)
 {
     uint64_t mine[2] = {0, 0};
     int count = 0;
@@ -218,26 +294,48 @@ static zs_status choose_commit(zs_engine *e, uint64_t *chosen)
                          "restore the file from a copy, or start afresh in an empty directory",
                          e->config.state_dir, e->rank);
     ZS_CHECK(zs_engine_agree(e, "zs_state_resume: looking for state", status));
-    /* A crash in the middle of a commit leaves some ranks one commit ahead; each keeps two. */
-    double newest = (double)mine[0];
-    ZS_CHECK(zs_comm_all_reduce(e->comm, "zs_state_resume", ZS_OP_MIN, &newest, 1));
-    *chosen = (uint64_t)newest;
-    if (mine[0] != *chosen && !(count > 1 && mine[1] == *chosen))
+    double most = (double)mine[0], first = most, wanted, common;
+    ZS_CHECK(zs_comm_all_reduce(e->comm, "zs_state_resume", ZS_OP_MAX, &most, 1));
+    ZS_CHECK(zs_comm_all_reduce(e->comm, "zs_state_resume", ZS_OP_MIN, &first, 1));
+    /* A crash in the middle of a commit leaves some ranks one commit ahead, and perhaps others with
+     * one that was abandoned before; each keeps what it had before that. */
+    for (common = first, wanted = 0; common && common != wanted;) {
+        wanted = common;
+        common = at_most(mine, count, wanted);
+        ZS_CHECK(zs_comm_all_reduce(e->comm, "zs_state_resume", ZS_OP_MIN, &common, 1));
+    }
+    *chosen = (uint64_t)common;
+    *greatest = (uint64_t)most;
+    if (!common && at_most(mine, count, first) != first)
         status = zs_fail(ZS_ERR_CORRUPT,
                          "another rank's newest commit in '%s' is number %llu, which rank %d's "
                          "store does not hold (its newest is %llu): restore the files of all ranks "
                          "from one copy",
-                         e->config.state_dir, (unsigned long long)*chosen, e->rank,
+                         e->config.state_dir, (unsigned long long)first, e->rank,
                          (unsigned long long)mine[0]);
     return zs_engine_agree(e, "zs_state_resume", status);
 }
 
-static zs_status load(zs_engine *e, uint64_t number, void *user, size_t *user_bytes)
+zs_status zs_state_settle(zs_engine *e)
+{
+    if (!e->manifest || e->manifest->generation != e->own->generation)
+        return ZS_OK;
+    ZS_CHECK(choose_commit(e, &e->in_force, &e->commit));
+    /* Before all have flushed what they found, nobody may write a slot: a power cut could bring
+     * back what was in force before. */
+    return zs_engine_agree(e, "zs_state_resume: going back",
+                           zs_states_adopt(e->states, e->in_force));
+}
+
+static zs_status load(zs_engine *e, void *user, size_t *user_bytes)
 {
     unsigned char data[ZS_STATES_HEADER_MAX];
     size_t bytes = sizeof data;
-    ZS_CHECK(zs_states_resume(e->states, number, data, &bytes));
+    const uint64_t greatest = e->commit;
+    ZS_CHECK(zs_states_resume(e->states, e->in_force, data, &bytes));
     ZS_CHECK(zs_state_decode(e, data, ZS_MIN(bytes, sizeof data), user, user_bytes));
+    /* A number that a rank gave to a commit which is abandoned now is not given again. */
+    e->commit = greatest;
     return zs_weights_from_masters(e);
 }
 
@@ -276,12 +374,11 @@ static zs_status reshape(zs_engine *e, void *user, size_t *user_bytes)
 
 static zs_status resume(zs_engine *e, void *user, size_t *user_bytes)
 {
-    uint64_t number = 0;
     if (e->manifest->generation != e->own->generation)
         ZS_CHECK(reshape(e, user, user_bytes));
     else {
-        ZS_CHECK(choose_commit(e, &number));
-        ZS_CHECK(zs_engine_agree(e, "zs_state_resume: loading", load(e, number, user, user_bytes)));
+        ZS_CHECK(zs_state_settle(e));
+        ZS_CHECK(zs_engine_agree(e, "zs_state_resume: loading", load(e, user, user_bytes)));
     }
     return zs_weights_spread(e);
 }

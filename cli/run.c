@@ -10,6 +10,7 @@
 #include "base/util.h"
 #include "cli/cli.h"
 #include "cli/progress.h"
+#include "cli/relocate.h"
 #include "cli/signals.h"
 #include "model/model.h"
 #include "model/weights.h"
@@ -32,6 +33,7 @@ typedef struct rank {
     int32_t *tokens;             /* ids, labels and positions of this rank's rows of a step */
     size_t row_tokens, capacity; /* of each of the three: of the longest row, of all rows */
     zs_record record;            /* how far this run is */
+    int noted;                   /* OUT says where the state is */
     uint64_t saved, evaluated;   /* steps at which the state was committed and evaluated */
     zs_memory_row ledger[LEDGER_ROWS];
     size_t ledger_rows;
@@ -264,6 +266,9 @@ static zs_status save_state(rank *r)
     ZS_CHECK(zs_record_pack(&r->record, text, &bytes));
     ZS_CHECK(zs_state_commit(r->engine, text, bytes));
     trace_since(r, "commit", span);
+    if (r->number == 0 && !r->noted)
+        ZS_CHECK(zs_state_note(r->options->out, r->run->state_dir));
+    r->noted = 1;
     r->saved = r->record.step;
     return ZS_OK;
 }

@@ -15,6 +15,7 @@
 #include "cli/cli.h"
 #include "cli/options.h"
 #include "cli/outdir.h"
+#include "cli/relocate.h"
 #include "cli/run.h"
 #include "cli/signals.h"
 
@@ -214,6 +215,8 @@ static zs_status open_outputs(job *j)
         ZS_CHECK(zs_outdir_make(&j->dirs, o->optimizer.dir ? "--offload-optimizer nvme:" : "--out",
                                 j->state_dir));
         run->state_dir = j->state_dir;
+        if (o->resume && j->rank == 0)
+            ZS_CHECK(zs_state_relocate(o->out, j->state_dir));
     }
     if (o->params.dir)
         ZS_CHECK(zs_outdir_make(&j->dirs, "--offload-params nvme:", o->params.dir));

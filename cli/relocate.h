@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where a run's state is: in OUT/state, or where --offload-optimizer nvme:DIR says; OUT/state.path
+ * names it in the latter case, so that a resume with another --offload-optimizer finds it. */
+#ifndef ZS_CLI_RELOCATE_H
+#define ZS_CLI_RELOCATE_H
+
+#include "zspill.h"
+
+/* When there is no state in dir, but out or its note lead to some elsewhere: moves it to dir. A
+ * crash at any point leaves it whole in one of the two. */
+zs_status zs_state_relocate(const char *out, const char *dir);
+/* Notes in out that the state is in dir, or that it is in OUT/state. */
+zs_status zs_state_note(const char *out, const char *dir);
+
+#endif

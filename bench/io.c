@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One pass over a file through one I/O engine: io.py lets it take turns with fio.
  *
- *   bench-io FILE ENGINE read|write|mixed MEBIBYTES DEPTH
+ *   bench-io FILE ENGINE read|write|mixed MEBIBYTES DEPTH [small]
  *
  * prints gigabytes and CPU seconds per second. A file of another size is made and written first.
- * mixed: reads and writes turn and turn about, each block one of them, as fio's rw with
- * rwmixread=50. */
+ * small: the buffer is of small pages, as fio's, not of the huge ones that zspill's own are of.
+ * mixed: reads and writes turn and turn about, each over the first half, as fio's rw with
+ * rwmixread=50 does. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,31 +36,24 @@ static double cpu_seconds(void)
            1e-6 * (double)(use.ru_utime.tv_usec + use.ru_stime.tv_usec);
 }
 
-/* mode: 'r', 'w' or 'm'. Twice as many blocks are under way as the engine takes at once, so that it
- * never waits for the oldest, as the streaming step sees to, too. */
+/* mode: 'r', 'w' or 'm'. All is queued at once, and what arrives is not looked at: it is the engine
+ * that is measured, not what a caller does with blocks and in which order it wants them. */
 static zs_status pass(zs_io *io, zs_file *file, char mode, unsigned depth, unsigned char *buffer)
 {
-    zs_io_req *reqs = calloc(depth, sizeof *reqs);
     const uint64_t blocks = zs_file_bytes(file) / ZS_IO_REQUEST;
-    zs_status status = reqs ? ZS_OK : zs_fail(ZS_ERR_NOMEM, "no memory for requests");
+    zs_status status = ZS_OK, waited;
+    zs_io_req req = {0};
 
     for (uint64_t i = 0; i < blocks && status == ZS_OK; i++) {
-        const unsigned slot = (unsigned)(i % depth);
-        unsigned char *at = buffer + (size_t)slot * ZS_IO_REQUEST;
-        status = zs_io_wait(io, &reqs[slot]);
-        if (status != ZS_OK)
-            break;
+        unsigned char *at = buffer + (i % depth) * ZS_IO_REQUEST;
+        const uint64_t offset = (mode == 'm' ? i / 2 : i) * ZS_IO_REQUEST;
         if (mode == 'w' || (mode == 'm' && i % 2))
-            status = zs_io_write(io, file, i * ZS_IO_REQUEST, at, ZS_IO_REQUEST, &reqs[slot]);
+            status = zs_io_write(io, file, offset, at, ZS_IO_REQUEST, &req);
         else
-            status = zs_io_read(io, file, i * ZS_IO_REQUEST, at, ZS_IO_REQUEST, &reqs[slot]);
+            status = zs_io_read(io, file, offset, at, ZS_IO_REQUEST, &req);
     }
-    for (unsigned i = 0; reqs && i < depth; i++) {
-        zs_status one = zs_io_wait(io, &reqs[i]);
-        status = status == ZS_OK ? one : status;
-    }
-    free(reqs);
-    return status;
+    waited = zs_io_wait(io, &req);
+    return status == ZS_OK ? waited : status;
 }
 
 static zs_status measure(zs_io *io, const char *path, char mode, uint64_t bytes, unsigned depth,
@@ -74,7 +68,7 @@ static zs_status measure(zs_io *io, const char *path, char mode, uint64_t bytes,
     ZS_TRY(zs_file_open(io, path, there ? 0 : ZS_FILE_CREATE | ZS_FILE_WRITTEN, bytes, &file));
     start = zs_now();
     cpu = cpu_seconds();
-    ZS_TRY(pass(io, file, mode, 2 * depth, buffer));
+    ZS_TRY(pass(io, file, mode, depth, buffer));
     seconds = zs_now() - start;
     printf("%.4f %.4f\n", (double)bytes / seconds * 1e-9, (cpu_seconds() - cpu) / seconds);
 fail:
@@ -88,10 +82,10 @@ int main(int argc, char **argv)
     zs_status status;
     zs_io_engine engine = ZS_IO_AUTO;
     int known = 0;
-    const unsigned long mib = argc == 6 ? strtoul(argv[4], NULL, 10) : 0;
-    const unsigned long depth = argc == 6 ? strtoul(argv[5], NULL, 10) : 0;
+    const unsigned long mib = argc >= 6 ? strtoul(argv[4], NULL, 10) : 0;
+    const unsigned long depth = argc >= 6 ? strtoul(argv[5], NULL, 10) : 0;
 
-    for (size_t i = 0; argc == 6 && i < ZS_COUNT(engines); i++) {
+    for (size_t i = 0; argc >= 6 && i < ZS_COUNT(engines); i++) {
         if (strcmp(argv[2], engines[i].name) != 0)
             continue;
         engine = engines[i].engine;
@@ -99,17 +93,19 @@ int main(int argc, char **argv)
     }
     if (!known || !mib || mib > 1 << 20 || !depth || depth > 1024 || !strchr("rwm", argv[3][0])) {
         fputs("usage: bench-io FILE auto|io_uring|io_uring_plain|libaio|posix read|write|mixed "
-              "MEBIBYTES DEPTH\n",
+              "MEBIBYTES DEPTH [small]\n",
               stderr);
         return 2;
     }
-    const size_t buffer_bytes = 2 * depth * ZS_IO_REQUEST;
+    const size_t buffer_bytes = depth * ZS_IO_REQUEST;
     unsigned char *buffer =
         mmap(NULL, buffer_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (buffer == MAP_FAILED) {
         perror("bench-io");
         return 1;
     }
+    if (argc == 6)
+        (void)madvise(buffer, buffer_bytes, MADV_HUGEPAGE); /* as device/host.c does */
     memset(buffer, 0x5A, buffer_bytes);
     ZS_TRY(zs_io_open(engine, (unsigned)depth, NULL, &io));
     ZS_TRY(zs_io_register(io, buffer, buffer_bytes));

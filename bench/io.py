@@ -41,9 +41,11 @@ def fio(path, engine, mode, mib, depth):
     return moved / seconds / 1e9
 
 
-def ours(program, path, engine, mode, mib, depth):
+def ours(program, path, engine, mode, mib, depth, more=()):
     done = subprocess.run(
-        [program, path, engine, mode, str(mib), str(depth)], stdout=subprocess.PIPE, check=True
+        [program, path, engine, mode, str(mib), str(depth), *more],
+        stdout=subprocess.PIPE,
+        check=True,
     )
     return float(done.stdout.split()[0])
 
@@ -60,10 +62,12 @@ def main():
     parser.add_argument("--mib", type=int, default=512)
     parser.add_argument("--depth", type=int, default=64)
     parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--small-pages", action="store_true", help="ours without huge pages")
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--modes", default=",".join(MODES))
     args = parser.parse_args()
     program = os.path.join(args.build, "bench", "bench-io")
+    more = ["small"] if args.small_pages else []
     worst = None
     with tempfile.TemporaryDirectory(prefix="zspill-bench-", dir=args.dir) as folder:
         path = os.path.join(folder, "file")
@@ -75,9 +79,9 @@ def main():
                 for turn in range(args.pairs + 1):
                     if turn % 2:
                         b = fio(path, engine, mode, args.mib, args.depth)
-                        a = ours(program, path, engine, mode, args.mib, args.depth)
+                        a = ours(program, path, engine, mode, args.mib, args.depth, more)
                     else:
-                        a = ours(program, path, engine, mode, args.mib, args.depth)
+                        a = ours(program, path, engine, mode, args.mib, args.depth, more)
                         b = fio(path, engine, mode, args.mib, args.depth)
                     if turn:  # the first is for warming up
                         pairs.append((a, b))

@@ -9,7 +9,7 @@
  *           N+    from the n-th on       N/K   the n-th and every k-th after it
  *           left out: all
  *   FAULT = ENAME        it fails with that errno and nothing is moved: EIO, ENOSPC, EAGAIN, ...
- *           short[:N]    only N bytes (half of them) of a read or write are moved
+ *           short[:N]    only N bytes of a read or write are moved (half of them, in whole pages)
  *           flip[:N]     bit N (a random one) of what is read or written is flipped: a write
  * damages the medium, a read only what arrives delay:MS     it begins MS milliseconds later
  *           cut[:kill | :silent]   the power fails during it

@@ -276,8 +276,10 @@ static void add_fault(zs_faults *faults, const zs_fault_rule *r, uint32_t bytes,
     if (fault->error && !out->error)
         out->error = fault->error;
     if (fault->shorten && !out->shorten) {
-        out->shorten = 1;
-        out->short_bytes = r->by_default ? bytes / 2 : ZS_MIN(fault->short_bytes, bytes);
+        /* Half a page of a direct file would be its end. */
+        uint32_t half = bytes / 2 & ~(uint32_t)(ZS_IO_ALIGN - 1);
+        out->shorten = !r->by_default || half;
+        out->short_bytes = r->by_default ? half : ZS_MIN(fault->short_bytes, bytes);
     }
     if (fault->flip && bytes) {
         uint64_t bit = r->by_default ? zs_fault_random(&faults->random) : fault->flip_bit;

@@ -6,8 +6,8 @@
  * what is in flight can then be taken back by no other, while a caller's backward pass may well run
  * on another thread than the step that queued its prefetches. Beginning with them, and going back
  * to a shared ring when another thread comes, would need the first thread to drain it, which may be
- * gone. Nor do they help: requests are large, so few. Over ten passes of 512 MiB each, turn and
- * turn about, they were at 1.06 (read), 0.90 (write) and 1.01 (both) of COOP_TASKRUN's speed,
+ * gone. Nor do they help: requests are large, so few. Over eight pairs of passes of 512 MiB, turn
+ * and turn about, they were at 1.06 (read), 0.90 (write) and 1.01 (both) of COOP_TASKRUN's speed,
  * within its spread, with the same CPU time (0.069, 0.046, 0.064 s a GB against 0.069, 0.045,
  * 0.066). */
 #include <errno.h>

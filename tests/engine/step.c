@@ -207,6 +207,71 @@ static void test_step_errors(void **state)
     small_close(&s);
 }
 
+/* Units of one size share a bucket; what one left between the parameters of the next must not be
+ * summed. */
+static void test_gaps(void **state)
+{
+    (void)state;
+    const int64_t sizes[3] = {64, 30, 32};
+    static const char *const names[3] = {"whole", "short", "behind"};
+    float ones[64];
+    for (int i = 0; i < 64; i++)
+        ones[i] = 1;
+    for (int stage = 0; stage <= 3; stage++) {
+        small s;
+        zs_engine_config c;
+        zs_group_config group;
+        zs_param_config param;
+        zs_param p[3];
+        double norm;
+        zs_engine_config_init(&c);
+        zs_group_config_init(&group);
+        zs_param_config_init(&param);
+        c.zero_stage = stage;
+        assert_int_equal(zs_comm_open_self(&s.comm), ZS_OK);
+        assert_int_equal(zs_engine_open(&c, s.comm, &s.e), ZS_OK);
+        assert_int_equal(zs_group_add(s.e, &group, NULL), ZS_OK);
+        param.ndim = 1;
+        for (int i = 0; i < 3; i++) {
+            param.name = names[i];
+            param.shape = &sizes[i];
+            assert_int_equal(zs_param_add(s.e, &param, &p[i]), ZS_OK);
+        }
+        assert_int_equal(zs_unit_add(s.e, "one", p, 1, NULL), ZS_OK);
+        assert_int_equal(zs_unit_add(s.e, "two", p + 1, 2, NULL), ZS_OK);
+        assert_int_equal(zs_engine_commit(s.e), ZS_OK);
+        assert_int_equal(zs_grad_begin(s.e, 1), ZS_OK);
+        for (int i = 0; i < 3; i++)
+            assert_int_equal(zs_grad_ready(s.e, p[i], ones, ZS_FP32), ZS_OK);
+        assert_int_equal(zs_grad_finish(s.e), ZS_OK);
+        assert_int_equal(zs_grad_norm(s.e, 1, &norm), ZS_OK);
+        assert_float_equal(norm, sqrt(64 + 30 + 32), 1e-9);
+        small_close(&s);
+    }
+}
+
+/* Looking at a weight keeps its shard at hand; a step writes the file behind that. */
+static void test_weights_after_a_step(void **state)
+{
+    (void)state;
+    small s;
+    zs_engine_config c;
+    const char *sub = job_temp_dir();
+    zs_engine_config_init(&c);
+    c.zero_stage = 3;
+    c.param_tier = ZS_TIER_NVME;
+    c.param_dir = sub;
+    small_open(&s, &c);
+    for (int step = 1; step <= 3; step++) {
+        give_all(&s, 1);
+        assert_float_equal(weight(&s, s.a), -0.1 * (step - 1), 1e-6);
+        assert_int_equal(zs_step(s.e, NULL, NULL), ZS_OK);
+        assert_float_equal(weight(&s, s.a), -0.1 * step, 1e-6);
+    }
+    small_close(&s);
+    job_clean(sub);
+}
+
 static void test_fork(void **state)
 {
     (void)state;
@@ -242,6 +307,7 @@ int main(void)
         cmocka_unit_test(test_missing),     cmocka_unit_test(test_overflow),
         cmocka_unit_test(test_scales),      cmocka_unit_test(test_found_inf),
         cmocka_unit_test(test_step_errors), cmocka_unit_test(test_fork),
+        cmocka_unit_test(test_gaps),        cmocka_unit_test(test_weights_after_a_step),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

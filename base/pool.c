@@ -267,6 +267,8 @@ zs_status zs_pool_open(int threads, int first_core, zs_pool **out)
     zs_pool *pool;
     zs_status status = ZS_OK;
 
+    if (!out)
+        return zs_fail(ZS_ERR_ARG, "zs_pool_open: out is NULL");
     *out = NULL;
     if (threads < 0 || threads > THREADS_MAX)
         return zs_fail(ZS_ERR_ARG,
@@ -309,7 +311,7 @@ zs_status zs_pool_open(int threads, int first_core, zs_pool **out)
 
 void zs_pool_close(zs_pool **pool)
 {
-    if (!*pool)
+    if (!pool || !*pool)
         return;
     /* In the child of a fork the threads do not exist and the locks may be held for ever: leave
      * them be. */

@@ -220,6 +220,10 @@ static void test_arguments(void **state)
     assert_int_equal(zs_pool_open(1, -2, &pool), ZS_ERR_ARG);
     check_message("first_core -2");
     assert_null(pool);
+    assert_int_equal(zs_pool_open(1, -1, NULL), ZS_ERR_ARG);
+    check_message("out is NULL");
+    zs_pool_close(&pool);
+    zs_pool_close(NULL);
     assert_int_equal(zs_pool_open(0, -1, &pool), ZS_OK);
     assert_int_equal(zs_pool_threads(pool), zs_cpu_count() < 64 ? zs_cpu_count() : 64);
     zs_pool_close(&pool);

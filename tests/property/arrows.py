@@ -27,6 +27,7 @@ EXTRA = {
     "cli/doctor.c": {"io"},
     "cli/export.c": AT_REST,
     "cli/inspect.c": AT_REST,
+    "cli/relocate.c": AT_REST,
     "cli/states_file.c": AT_REST,
     "cli/states_file.h": AT_REST,
     "cli/verify.c": AT_REST,

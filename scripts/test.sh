@@ -10,7 +10,7 @@ usage: scripts/test.sh [--torch] [--sanitize] [--clang] [--long] [-j N]
 
   (none)      gcc release build and its tests; needs no torch
   --torch     also what compares with torch and transformers, in an environment made once in
-              .venv-torch (about 6 GB) or the one whose python ZSPILL_TORCH_PYTHON names
+              the cache folder (about 6 GB) or the one whose python ZSPILL_TORCH_PYTHON names
   --sanitize  also AddressSanitizer + UndefinedBehaviorSanitizer and ThreadSanitizer builds
   --clang     also a clang build
   --long      also the soaks that take minutes (suite "long")
@@ -60,16 +60,18 @@ export ZSPILL_TEST_DATA=${ZSPILL_TEST_DATA:-}
 
 if [ $torch = 1 ]; then
   if [ -z "${ZSPILL_TORCH_PYTHON:-}" ]; then
-    ZSPILL_TORCH_PYTHON=$root/.venv-torch/bin/python
+    # Beside the checkout's life: a fresh clone need not download it again.
+    venv=${XDG_CACHE_HOME:-${HOME:-$root}/.cache}/zspill/venv-torch
+    ZSPILL_TORCH_PYTHON=$venv/bin/python
     # The stamp is written last, so that an installation that was cut short is made again.
     # shellcheck disable=SC2086 # a list of names
-    if [ ! -f .venv-torch/complete ]; then
-      echo "torch: making .venv-torch (a download of some 2.5 GB, once)"
-      rm -rf .venv-torch
-      if ! { python3 -m venv .venv-torch &&
-        .venv-torch/bin/pip install -q --no-cache-dir $torch_packages &&
-        touch .venv-torch/complete; }; then
-        echo "torch: could not make .venv-torch (above); set ZSPILL_TORCH_PYTHON to a python that" \
+    if [ ! -f "$venv/complete" ]; then
+      echo "torch: making $venv (a download of some 2.5 GB, once)"
+      rm -rf "$venv"
+      if ! { mkdir -p "${venv%/*}" && python3 -m venv "$venv" &&
+        "$venv/bin/pip" install -q --no-cache-dir $torch_packages &&
+        touch "$venv/complete"; }; then
+        echo "torch: could not make $venv (above); set ZSPILL_TORCH_PYTHON to a python that" \
           "has: $torch_packages" >&2
         exit 1
       fi

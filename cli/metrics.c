@@ -73,15 +73,21 @@ static json_int_t row_step(const char *line, size_t bytes)
     return value;
 }
 
-static zs_status keep_rows(zs_metrics *metrics, FILE *from, FILE *to, uint64_t step)
+/* *whole: what is kept is how the file begins. */
+static zs_status keep_rows(zs_metrics *metrics, FILE *from, FILE *to, uint64_t step, int *whole)
 {
     char *line = NULL;
     size_t capacity = 0;
     ssize_t bytes;
+    int dropped = 0;
+    *whole = 1;
     while ((bytes = getline(&line, &capacity, from)) > 0) {
         json_int_t number = row_step(line, (size_t)bytes);
-        if (number < 0 || (uint64_t)number > step)
+        if (number < 0 || (uint64_t)number > step) {
+            dropped = 1;
             continue;
+        }
+        *whole &= !dropped;
         if (fwrite(line, 1, (size_t)bytes, to) != (size_t)bytes)
             break;
         metrics->rows = 1;
@@ -94,21 +100,23 @@ zs_status zs_metrics_begin(zs_metrics *metrics, uint64_t step)
 {
     char *kept = NULL;
     size_t kept_bytes = 0;
+    int whole = 0;
     zs_status status = ZS_OK;
     if (metrics->stream)
         return ZS_OK;
     if (step) {
         FILE *from = fopen(metrics->path, "re");
         FILE *to = open_memstream(&kept, &kept_bytes);
-        status = from && to ? keep_rows(metrics, from, to, step) : fail_write(metrics);
+        status = from && to ? keep_rows(metrics, from, to, step, &whole) : fail_write(metrics);
         if (from)
             fclose(from);
         if (to)
             fclose(to);
     }
-    if (status == ZS_OK && ftruncate(metrics->fd, 0))
+    /* Cutting the end off leaves nothing for a kill to tear. */
+    if (status == ZS_OK && ftruncate(metrics->fd, whole ? (off_t)kept_bytes : 0))
         status = fail_write(metrics);
-    if (status == ZS_OK && kept_bytes)
+    if (status == ZS_OK && kept_bytes && !whole)
         status = append(metrics, kept, kept_bytes);
     free(kept);
     return status;

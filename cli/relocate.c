@@ -14,6 +14,7 @@
 #include "model/files.h"
 #include "offload/store.h"
 #include "zero/manifest.h"
+#include "zero/saved.h"
 
 static const char manifest_name[] = "zspill.manifest";
 static const uint64_t none[2] = {0, 0};
@@ -30,16 +31,6 @@ static int same_file(const char *a, const char *b)
 {
     struct stat x, y;
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-}
-
-static int has_manifest(const char *dir)
-{
-    char *path;
-    if (join(&path, dir, manifest_name) != ZS_OK)
-        return 0;
-    const int there = access(path, F_OK) == 0;
-    free(path);
-    return there;
 }
 
 /* The directory that OUT/state.path names; *out NULL: there is no note. */
@@ -87,23 +78,28 @@ static zs_status carry_stores(const zs_manifest *m, const char *from, const char
     return status;
 }
 
-/* The new manifest appears once all stores are there, and the stores go once the old one is gone.
- */
-static zs_status move(const zs_manifest *m, const char *from, const char *to)
+/* The new manifest appears once all stores are there; the old one goes once out's note leads to the
+ * new; the old stores go after that. */
+static zs_status move(const zs_manifest *m, const char *out, const char *from, const char *to)
 {
     int locks[64];
     char *source = NULL, *target = NULL;
     for (int r = 0; r < m->world; r++)
         locks[r] = -1;
-    /* What an attempt that was cut short left. Without a manifest it is no state. */
-    zs_store_sweep(to, none);
-    zs_status status = carry_stores(m, from, to, locks);
-    if (status == ZS_OK)
-        status = join(&source, from, manifest_name);
+    zs_status status = join(&source, from, manifest_name);
     if (status == ZS_OK)
         status = join(&target, to, manifest_name);
+    /* What an attempt that was cut short left goes; its manifest first. */
+    if (status == ZS_OK && unlink(target) != 0 && errno != ENOENT)
+        status = zs_fail(ZS_ERR_IO, "%s cannot be removed: %s", target, strerror(errno));
+    if (status == ZS_OK) {
+        zs_store_sweep(to, none);
+        status = carry_stores(m, from, to, locks);
+    }
     if (status == ZS_OK)
         status = zs_file_copy(source, target);
+    if (status == ZS_OK)
+        status = zs_state_note(out, to);
     if (status == ZS_OK && unlink(source) != 0)
         status = zs_fail(ZS_ERR_IO, "%s cannot be removed: %s", source, strerror(errno));
     for (int r = 0; r < m->world; r++)
@@ -116,13 +112,47 @@ static zs_status move(const zs_manifest *m, const char *from, const char *to)
     return status;
 }
 
-static zs_status move_from(const char *from, const char *to)
+/* Which run's state is in dir and how far it is; *run 0: there is none. */
+static zs_status look(const char *dir, uint64_t *run, uint64_t *commit)
 {
+    const zs_log log = {0};
     zs_manifest *m;
+    zs_saved *saved;
+    *run = 0;
+    ZS_CHECK(zs_manifest_load(dir, &m));
+    if (!m)
+        return ZS_OK;
+    *run = m->run;
+    const zs_status status = zs_saved_open(dir, m, 0, &log, &saved);
+    if (status == ZS_OK)
+        *commit = zs_saved_commit(saved);
+    zs_saved_close(&saved);
+    zs_manifest_free(&m);
+    return status;
+}
+
+/* Two of the same run are what a move that was cut short leaves: the one that went on counts. */
+static zs_status move_from(const char *out, const char *from, const char *to)
+{
+    uint64_t run = 0, commit = 0, run_there = 0, commit_there = 0;
+    zs_manifest *m;
+    if (same_file(from, to))
+        return ZS_OK;
+    /* A damaged one where the run is to go on is for the resume itself to refuse. */
+    if (look(to, &run_there, &commit_there) != ZS_OK)
+        return ZS_OK;
+    ZS_CHECK(look(from, &run, &commit));
+    if (run && run_there && run != run_there)
+        return zs_fail(ZS_ERR_MISMATCH,
+                       "%s holds the state of another run than %s, where that of %s is: give this "
+                       "run a directory of its own",
+                       to, from, out);
+    if (!run || (run_there && commit <= commit_there))
+        return ZS_OK;
     ZS_CHECK(zs_manifest_load(from, &m));
     if (!m)
         return ZS_OK;
-    const zs_status status = move(m, from, to);
+    const zs_status status = move(m, out, from, to);
     zs_manifest_free(&m);
     if (status != ZS_OK)
         return zs_fail_prefix(status, "the run's state cannot be moved from %s to %s: ", from, to);
@@ -134,17 +164,13 @@ zs_status zs_state_relocate(const char *out, const char *dir)
 {
     zs_status status;
     char *own = NULL, *noted = NULL;
-    if (has_manifest(dir))
-        return ZS_OK;
     ZS_TRY(join(&own, out, "state"));
     ZS_TRY(read_note(out, &noted));
-    if (noted && !same_file(noted, dir) && has_manifest(noted))
-        ZS_TRY(move_from(noted, dir));
-    else if (!same_file(own, dir) && has_manifest(own)) {
-        ZS_TRY(move_from(own, dir));
+    if (noted)
+        ZS_TRY(move_from(out, noted, dir));
+    ZS_TRY(move_from(out, own, dir));
+    if (!same_file(own, dir))
         (void)rmdir(own);
-    }
-    status = ZS_OK;
 fail:
     free(own);
     free(noted);

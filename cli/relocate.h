@@ -6,8 +6,8 @@
 
 #include "zspill.h"
 
-/* When there is no state in dir, but out or its note lead to some elsewhere: moves it to dir. A
- * crash at any point leaves it whole in one of the two. */
+/* When out or its note lead to the state elsewhere, and there is none, or an older one of the same
+ * run, in dir: moves it to dir. A crash at any point leaves it whole in one of the two. */
 zs_status zs_state_relocate(const char *out, const char *dir);
 /* Notes in out that the state is in dir, or that it is in OUT/state. */
 zs_status zs_state_note(const char *out, const char *dir);

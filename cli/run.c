@@ -264,11 +264,12 @@ static zs_status save_state(rank *r)
     size_t bytes;
     uint64_t span = zs_trace_now();
     ZS_CHECK(zs_record_pack(&r->record, text, &bytes));
-    ZS_CHECK(zs_state_commit(r->engine, text, bytes));
-    trace_since(r, "commit", span);
+    /* First: a state that nothing leads to would be none to a resume elsewhere. */
     if (r->number == 0 && !r->noted)
         ZS_CHECK(zs_state_note(r->options->out, r->run->state_dir));
     r->noted = 1;
+    ZS_CHECK(zs_state_commit(r->engine, text, bytes));
+    trace_since(r, "commit", span);
     r->saved = r->record.step;
     return ZS_OK;
 }

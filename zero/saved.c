@@ -24,7 +24,18 @@ struct zs_saved {
 static zs_status path_of(const zs_saved *s, int rank, char **out)
 {
     *out = zs_store_path(s->dir, s->m->generation, rank);
-    return *out ? ZS_OK : zs_fail(ZS_ERR_NOMEM, "no memory for a store's path");
+    if (!*out)
+        return zs_fail(ZS_ERR_NOMEM, "no memory for a store's path");
+    if (access(*out, F_OK) == 0)
+        return ZS_OK;
+    const zs_status status = zs_fail(
+        ZS_ERR_CORRUPT,
+        "store '%s', which the manifest beside it names as rank %d's, cannot be opened: %s: "
+        "restore the file from a copy",
+        *out, rank, strerror(errno));
+    free(*out);
+    *out = NULL;
+    return status;
 }
 
 /* The first superblock in force must be the manifest's; both hold for the other then. */
@@ -52,13 +63,7 @@ static zs_status peek(const zs_saved *s, int rank, uint64_t commits[2], int *cou
     zs_store store;
     char *path;
     ZS_CHECK(path_of(s, rank, &path));
-    zs_status status =
-        access(path, F_OK) == 0
-            ? zs_store_peek(path, s->log, &store)
-            : zs_fail(ZS_ERR_CORRUPT,
-                      "store '%s', which the manifest beside it names as rank %d's, cannot be "
-                      "opened: %s: restore the file from a copy",
-                      path, rank, strerror(errno));
+    zs_status status = zs_store_peek(path, s->log, &store);
     free(path);
     ZS_CHECK(status);
     *count = 0;
@@ -136,11 +141,9 @@ zs_status zs_saved_open(const char *dir, const zs_manifest *manifest, int lock, 
     for (size_t f = 0; f < manifest->flat_count; f++)
         ZS_TRY(zs_layout_init(&s->layouts[f], manifest->flats[f].numels, manifest->flats[f].count,
                               manifest->world));
+    if (lock)
+        ZS_TRY(lock_all(s)); /* nobody commits any more */
     ZS_TRY(choose_commit(s));
-    if (lock) {
-        ZS_TRY(lock_all(s));
-        ZS_TRY(choose_commit(s)); /* nobody commits any more */
-    }
     *out = s;
     return ZS_OK;
 fail:

@@ -43,14 +43,22 @@ struct job {
     rank_result results[RANKS_MAX];
 };
 
+/* What MPICH's UCX, below it, may use unless the user said. It ends the process when a peer whose
+ * memory it copies from (cma) has died; other transports let zspill say so. And MPI_Finalize can
+ * wait for ever for a flush over tcp, which nobody needs where all ranks share one host (Hydra
+ * tells both numbers). */
+static void choose_mpi_transports(void)
+{
+    const char *here = getenv("MPI_LOCALNRANKS"), *all = getenv("PMI_SIZE");
+    setenv("UCX_TLS", here && all && !strcmp(here, all) ? "^cma,tcp" : "^cma", 0);
+}
+
 static zs_status open_ranks(job *j)
 {
     const zs_options *o = &j->options;
     zs_comm *comms[RANKS_MAX];
     if (o->comm == ZS_TRANSPORT_MPI) {
-        /* MPICH's UCX ends the process when the peer whose memory it copies from has died; its
-         * other transports let zspill say so. */
-        setenv("UCX_TLS", "^cma", 0);
+        choose_mpi_transports();
         ZS_CHECK(zs_comm_open_mpi(o->timeout, &comms[0]));
         j->ranks = 1;
     } else {

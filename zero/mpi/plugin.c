@@ -160,27 +160,6 @@ static int fail_open(char *message, size_t bytes, job *j, const char *text)
     return -1;
 }
 
-/* MPICH 4.0's MPI_Finalize closes UCX connections one rank after the other and hangs now and then
- * (1 run in 20 on a busy machine) when these go over a network, which it prepares even for ranks of
- * one machine. Where the launcher says that all are on this one, and nobody chose otherwise, UCX
- * gets shared memory only, which has not been seen to hang. */
-static int init_mpi(int *provided)
-{
-    const char *here = getenv("MPI_LOCALNRANKS"), *all = getenv("PMI_SIZE");
-    const char *chosen = getenv("UCX_TLS");
-    /* Debian's MPICH sets ^cma when it is loaded: all but one kind of shared memory. */
-    int one_machine = here && all && !strcmp(here, all) && (!chosen || !strcmp(chosen, "^cma"));
-    if (one_machine)
-        setenv("UCX_TLS", "self,posix,sysv", 1);
-    int failed = MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, provided);
-    /* Read by now; the caller's children are to see what the caller saw. */
-    if (one_machine && chosen)
-        setenv("UCX_TLS", "^cma", 1);
-    else if (one_machine)
-        unsetenv("UCX_TLS");
-    return failed;
-}
-
 static int start_mpi(char *message, size_t bytes)
 {
     int initialized = 0, finalized = 0, provided = MPI_THREAD_SINGLE;
@@ -195,7 +174,7 @@ static int start_mpi(char *message, size_t bytes)
         if (atomic_load(&open_jobs))
             atomic_fetch_add(&open_jobs, 1);
     } else {
-        if (init_mpi(&provided) != MPI_SUCCESS)
+        if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS)
             return fail_open(message, bytes, NULL, "MPI_Init_thread failed");
         MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
         atomic_store(&open_jobs, 1);

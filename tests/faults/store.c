@@ -1,130 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What must not harm the store, or must be refused: killed processes, damaged files, strangers'
- * files, second openers, full disks. */
+/* What must not harm the store, or must be refused: damaged files, strangers' files, second
+ * openers, full disks. */
 #include <errno.h>
-#include <fcntl.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
-#include "base/crc32c.h"
-#include "base/status.h"
 #include "base/util.h"
-#include "offload/store.h"
-#include "unit/states_rig.h"
-#include "unit/temp.h"
-
-#define OK(expr)                                                                                   \
-    do {                                                                                           \
-        if ((expr) != ZS_OK)                                                                       \
-            fail_msg("%s: %s", #expr, zs_last_error());                                            \
-    } while (0)
-
-/* The call fails with this status and a message that has these words. */
-#define REFUSED(expr, expected, ...)                                                               \
-    do {                                                                                           \
-        zs_status refused_status = (expr);                                                         \
-        if (refused_status != (expected))                                                          \
-            fail_msg("%s: %s, not %s: %s", #expr, zs_status_name(refused_status),                  \
-                     zs_status_name(expected), zs_last_error());                                   \
-        has_words(__LINE__, (const char *const[]){__VA_ARGS__, NULL});                             \
-    } while (0)
-
-static void has_words(int line, const char *const *words)
-{
-    for (; *words; words++)
-        if (!strstr(zs_last_error(), *words))
-            fail_msg("line %d: '%s' is not in: %s", line, *words, zs_last_error());
-}
-
-static char logged[4096];
-
-static void keep_log(void *cookie, zs_log_level level, const char *text)
-{
-    size_t used = strlen(logged);
-    snprintf(logged + used, sizeof logged - used, "%s\n", text);
-}
-
-static rig_config nvme(const temp_dir *dir)
-{
-    return (rig_config){.tier = ZS_TIER_NVME,
-                        .engine = ZS_IO_POSIX,
-                        .chunk = 4096,
-                        .dir = dir->path,
-                        .resume = 1,
-                        .aliased = 1,
-                        .log = {keep_log, NULL, ZS_LOG_WARN}};
-}
-
-/* A store with commits of steps 1 .. steps. */
-static void make_store(rig_config config, int steps)
-{
-    rig r;
-    logged[0] = 0;
-    OK(rig_open(&r, &config));
-    OK(rig_load(&r));
-    for (int i = 0; i < steps; i++) {
-        OK(rig_step(&r));
-        OK(rig_commit(&r));
-    }
-    rig_close(&r);
-}
-
-static char *store_path(const temp_dir *dir)
-{
-    return temp_path(dir, "zspill-rank00000.state");
-}
-
-static uint64_t file_bytes(const char *path)
-{
-    struct stat st;
-    return stat(path, &st) == 0 ? (uint64_t)st.st_size : 0;
-}
-
-static void flip_bit(const char *path, uint64_t offset)
-{
-    unsigned char byte;
-    int fd = open(path, O_RDWR);
-    assert_true(fd >= 0);
-    assert_int_equal(pread(fd, &byte, 1, (off_t)offset), 1);
-    byte ^= 0x10;
-    assert_int_equal(pwrite(fd, &byte, 1, (off_t)offset), 1);
-    close(fd);
-}
-
-static void expect_bits(rig *r, uint64_t step)
-{
-    char what[128];
-    rig_reference ref;
-    rig_reference_open(&ref, r->config.scale);
-    rig_reference_advance(&ref, step);
-    if (rig_differs(r, &ref, what))
-        fail_msg("at step %llu: %s", (unsigned long long)step, what);
-    rig_reference_close(&ref);
-}
-
-/* Where things lie: as the rig's store has it. */
-static void geometry(zs_store_geometry *out)
-{
-    static const zs_dtype dtypes[RIG_SHARDS] = {ZS_BF16, ZS_FP32, ZS_BF16,
-                                                ZS_FP16, ZS_BF16, ZS_FP32};
-    zs_store_shard shards[RIG_SHARDS];
-    for (size_t s = 0; s < RIG_SHARDS; s++)
-        shards[s] = (zs_store_shard){rig_numel(1, s), dtypes[s]};
-    OK(zs_store_geometry_make(0, 1, 2, 4096, shards, RIG_SHARDS, out));
-}
+#include "faults/store_rig.h"
 
 /* ---- refusals ---- */
 
@@ -133,8 +21,8 @@ static void test_existing_state(void **state)
     temp_dir dir;
     rig r;
     temp_make(&dir);
-    rig_config config = nvme(&dir);
-    make_store(config, 2);
+    rig_config config = store_rig_nvme(&dir);
+    store_rig_make(config, 2);
     config.resume = 0;
     REFUSED(rig_open(&r, &config), ZS_ERR_EXISTS, "zspill-rank00000.state", "step 2", "resume",
             "another directory");
@@ -144,7 +32,7 @@ static void test_existing_state(void **state)
     OK(rig_open(&r, &config));
     OK(rig_resume(&r, &found));
     assert_int_equal(found, 2);
-    expect_bits(&r, 2);
+    store_rig_expect(&r, 2);
     rig_close(&r);
     temp_remove(&dir);
 }
@@ -154,12 +42,12 @@ static void test_not_committed_is_removed(void **state)
     temp_dir dir;
     rig r;
     temp_make(&dir);
-    rig_config config = nvme(&dir);
-    char *path = store_path(&dir);
+    rig_config config = store_rig_nvme(&dir);
+    char *path = store_rig_path(&dir);
     OK(rig_open(&r, &config));
     OK(rig_load(&r));
     OK(rig_step(&r));
-    assert_true(file_bytes(path) > 0);
+    assert_true(store_rig_bytes(path) > 0);
     rig_close(&r);
     assert_int_equal(access(path, F_OK), -1);
     free(path);
@@ -172,9 +60,9 @@ static void test_mismatches(void **state)
     rig r;
     int found;
     temp_make(&dir);
-    rig_config config = nvme(&dir);
+    rig_config config = store_rig_nvme(&dir);
     config.fingerprint = 0xabc;
-    make_store(config, 1);
+    store_rig_make(config, 1);
     config.fingerprint = 0xdef;
     OK(rig_open(&r, &config));
     REFUSED(rig_resume(&r, &found), ZS_ERR_MISMATCH, "0000000000000abc", "0000000000000def",
@@ -192,12 +80,12 @@ static void test_mismatches(void **state)
     config.chunk = 0; /* takes what is there */
     OK(rig_open(&r, &config));
     OK(rig_resume(&r, &found));
-    expect_bits(&r, 1);
+    store_rig_expect(&r, 1);
     rig_close(&r);
     config.scale = 2;
     REFUSED(rig_open(&r, &config), ZS_ERR_MISMATCH, "shard 0", "20000", "40000");
     rig_close(&r);
-    char *path = store_path(&dir), *other = temp_path(&dir, "zspill-rank00001.state");
+    char *path = store_rig_path(&dir), *other = temp_path(&dir, "zspill-rank00001.state");
     assert_int_equal(rename(path, other), 0);
     config.scale = 1;
     config.rank = 1;
@@ -216,19 +104,19 @@ static void test_stranger(void **state)
     rig r;
     char back[sizeof text] = {0};
     temp_make(&dir);
-    rig_config config = nvme(&dir);
+    rig_config config = store_rig_nvme(&dir);
     temp_write(&dir, "zspill-rank00000.state", text, sizeof text);
     for (config.resume = 0; config.resume < 2; config.resume++) {
         REFUSED(rig_open(&r, &config), ZS_ERR_CORRUPT, "zspill-rank00000.state",
                 "not a zspill store", "move it away");
         rig_close(&r);
     }
-    char *path = store_path(&dir);
+    char *path = store_rig_path(&dir);
     FILE *file = fopen(path, "r");
     assert_int_equal(fread(back, 1, sizeof back, file), sizeof back);
     fclose(file);
     assert_string_equal(back, text);
-    assert_int_equal(file_bytes(path), sizeof text);
+    assert_int_equal(store_rig_bytes(path), sizeof text);
     free(path);
     temp_remove(&dir);
 }
@@ -239,7 +127,7 @@ static void test_second_opener(void **state)
     rig r, second;
     char pid[32];
     temp_make(&dir);
-    rig_config config = nvme(&dir);
+    rig_config config = store_rig_nvme(&dir);
     snprintf(pid, sizeof pid, "process %ld:", (long)getpid());
     OK(rig_open(&r, &config));
     REFUSED(rig_open(&second, &config), ZS_ERR_LOCKED, "zspill-rank00000.state", pid);
@@ -264,7 +152,7 @@ static void test_forked_child_outlives_holder(void **state)
     int ready[2], stop[2], found;
     char byte = 0;
     temp_make(&dir);
-    rig_config config = nvme(&dir);
+    rig_config config = store_rig_nvme(&dir);
     assert_int_equal(pipe(ready) | pipe(stop), 0);
     pid_t holder = fork();
     if (holder == 0) {
@@ -286,7 +174,7 @@ static void test_forked_child_outlives_holder(void **state)
     waitpid(holder, NULL, 0);
     OK(rig_open(&r, &config));
     OK(rig_resume(&r, &found));
-    expect_bits(&r, 1);
+    store_rig_expect(&r, 1);
     rig_close(&r);
     for (int i = 0; i < 2; i++) {
         close(stop[i]);
@@ -300,7 +188,7 @@ static void test_directories(void **state)
     temp_dir dir;
     rig r;
     temp_make(&dir);
-    rig_config config = nvme(&dir);
+    rig_config config = store_rig_nvme(&dir);
     char *missing = temp_path(&dir, "no/such"), *made = temp_path(&dir, "made");
     config.dir = missing;
     REFUSED(rig_open(&r, &config), ZS_ERR_IO, "no/such", "No such file");
@@ -360,7 +248,7 @@ static void test_disk_too_small(void **state)
     REFUSED(zs_states_open(&config, &states), ZS_ERR_NOSPACE, "zspill-rank00000.state", "needs",
             "bytes", "free");
     assert_null(states);
-    char *path = store_path(&dir);
+    char *path = store_rig_path(&dir);
     assert_int_equal(access(path, F_OK), -1);
     free(path);
     config.buffer_bytes = 4096;
@@ -388,7 +276,7 @@ static void test_file_size_limit(void **state)
     rig r;
     temp_make(&dir);
     struct rlimit old, low;
-    rig_config config = nvme(&dir);
+    rig_config config = store_rig_nvme(&dir);
     getrlimit(RLIMIT_FSIZE, &old);
     low = old;
     low.rlim_cur = 65536;
@@ -398,7 +286,7 @@ static void test_file_size_limit(void **state)
     setrlimit(RLIMIT_FSIZE, &old);
     REFUSED(status, ZS_ERR_NOSPACE, "needs", "free");
     rig_close(&r);
-    char *path = store_path(&dir);
+    char *path = store_rig_path(&dir);
     assert_int_equal(access(path, F_OK), -1);
     free(path);
     temp_remove(&dir);
@@ -410,7 +298,7 @@ static void test_flipped_bit_in_chunks(void **state)
 {
     static const char *const arrays[] = {"master", "exp_avg", "exp_avg_sq"};
     zs_store_geometry g;
-    geometry(&g);
+    store_rig_geometry(&g);
     for (int a = 0; a < 3; a++)
         for (size_t c = 0; c < g.chunk_count; c += 7) {
             temp_dir dir;
@@ -420,13 +308,13 @@ static void test_flipped_bit_in_chunks(void **state)
             char header[8], number[32], where[32];
             size_t bytes = sizeof header;
             temp_make(&dir);
-            rig_config config = nvme(&dir);
-            make_store(config, 4);
-            char *path = store_path(&dir);
+            rig_config config = store_rig_nvme(&dir);
+            store_rig_make(config, 4);
+            char *path = store_rig_path(&dir);
             /* One of the two slots is that of step 4. */
             for (int slot = 0; slot < 2; slot++)
-                flip_bit(path, zs_store_slot_offset(&g.chunks[c], slot) +
-                                   (uint64_t)a * g.chunks[c].stride + 100);
+                store_rig_flip(path, zs_store_slot_offset(&g.chunks[c], slot) +
+                                         (uint64_t)a * g.chunks[c].stride + 100);
             snprintf(number, sizeof number, "chunk %zu ", c);
             OK(rig_open(&r, &config));
             OK(zs_states_committed(r.states, steps, &found));
@@ -440,7 +328,7 @@ static void test_flipped_bit_in_chunks(void **state)
                 snprintf(where, sizeof where, "offset %llu:",
                          (unsigned long long)(zs_store_slot_offset(&g.chunks[c], 1) +
                                               (uint64_t)a * g.chunks[c].stride));
-                has_words(__LINE__, (const char *const[]){where, NULL});
+                store_rig_says(__LINE__, (const char *const[]){where, NULL});
             }
             /* Nothing but a resume is possible then. */
             REFUSED(rig_step(&r), ZS_ERR_MISUSE, "resume");
@@ -457,26 +345,26 @@ static void test_flipped_bit_during_run(void **state)
     temp_dir dir;
     rig r;
     zs_store_geometry g;
-    geometry(&g);
+    store_rig_geometry(&g);
     temp_make(&dir);
-    rig_config config = nvme(&dir);
+    rig_config config = store_rig_nvme(&dir);
     config.buffer = 3 * 12 * 4096;
     OK(rig_open(&r, &config));
     OK(rig_load(&r));
     OK(rig_step(&r));
     OK(rig_commit(&r));
-    char *path = store_path(&dir);
+    char *path = store_rig_path(&dir);
     for (int slot = 0; slot < 2; slot++)
-        flip_bit(path, zs_store_slot_offset(&g.chunks[1], slot) + g.chunks[1].stride);
+        store_rig_flip(path, zs_store_slot_offset(&g.chunks[1], slot) + g.chunks[1].stride);
     REFUSED(rig_step(&r), ZS_ERR_CORRUPT, "chunk 1 ", "exp_avg", "checksum");
     REFUSED(rig_commit(&r), ZS_ERR_MISUSE, "failed half-way");
     for (int slot = 0; slot < 2; slot++)
-        flip_bit(path, zs_store_slot_offset(&g.chunks[1], slot) + g.chunks[1].stride);
+        store_rig_flip(path, zs_store_slot_offset(&g.chunks[1], slot) + g.chunks[1].stride);
     int found;
     OK(rig_resume(&r, &found));
-    expect_bits(&r, 1);
+    store_rig_expect(&r, 1);
     OK(rig_step(&r));
-    expect_bits(&r, 2);
+    store_rig_expect(&r, 2);
     rig_close(&r);
     free(path);
     zs_store_geometry_free(&g);
@@ -487,37 +375,39 @@ static void test_flipped_bit_during_run(void **state)
 static void test_damaged_superblocks(void **state)
 {
     zs_store_geometry g;
-    geometry(&g);
+    store_rig_geometry(&g);
     uint64_t area[2] = {4096, 4096 + g.superblock_bytes};
     for (uint64_t at = 0; at < 600; at += 37) {
         temp_dir dir;
         rig r;
         int found;
         temp_make(&dir);
-        rig_config config = nvme(&dir);
-        make_store(config, 2);
-        char *path = store_path(&dir);
-        flip_bit(path, area[1] + at);
-        logged[0] = 0;
+        rig_config config = store_rig_nvme(&dir);
+        store_rig_make(config, 2);
+        char *path = store_rig_path(&dir);
+        store_rig_flip(path, area[1] + at);
+        store_rig_logged[0] = 0;
         OK(rig_open(&r, &config));
-        if (!strstr(logged, "superblock B") || !strstr(logged, "step 1 of superblock A"))
-            fail_msg("byte %llu: nothing of superblock B in: %s", (unsigned long long)at, logged);
+        if (!strstr(store_rig_logged, "superblock B") ||
+            !strstr(store_rig_logged, "step 1 of superblock A"))
+            fail_msg("byte %llu: nothing of superblock B in: %s", (unsigned long long)at,
+                     store_rig_logged);
         OK(rig_resume(&r, &found));
         assert_int_equal(found, 1);
-        expect_bits(&r, 1);
+        store_rig_expect(&r, 1);
         OK(rig_step(&r));
         OK(rig_commit(&r)); /* over the damaged one */
         rig_close(&r);
         OK(rig_open(&r, &config));
         OK(rig_resume(&r, &found));
         assert_int_equal(found, 2);
-        expect_bits(&r, 2);
+        store_rig_expect(&r, 2);
         rig_close(&r);
-        flip_bit(path, area[0] + at);
-        flip_bit(path, area[1] + at);
+        store_rig_flip(path, area[0] + at);
+        store_rig_flip(path, area[1] + at);
         REFUSED(rig_open(&r, &config), ZS_ERR_CORRUPT, path, "no superblock is whole", "copy");
         rig_close(&r);
-        assert_true(file_bytes(path) == g.file_bytes);
+        assert_true(store_rig_bytes(path) == g.file_bytes);
         free(path);
         temp_remove(&dir);
     }
@@ -530,13 +420,13 @@ static void test_damaged_label(void **state)
         temp_dir dir;
         rig r;
         temp_make(&dir);
-        rig_config config = nvme(&dir);
-        make_store(config, 1);
-        char *path = store_path(&dir);
-        flip_bit(path, at);
+        rig_config config = store_rig_nvme(&dir);
+        store_rig_make(config, 1);
+        char *path = store_rig_path(&dir);
+        store_rig_flip(path, at);
         if (rig_open(&r, &config) != ZS_ERR_CORRUPT)
             fail_msg("byte %llu of the label: %s", (unsigned long long)at, zs_last_error());
-        has_words(__LINE__, (const char *const[]){path, "another directory", NULL});
+        store_rig_says(__LINE__, (const char *const[]){path, "another directory", NULL});
         rig_close(&r);
         free(path);
         temp_remove(&dir);
@@ -548,16 +438,16 @@ static void test_truncated(void **state)
     temp_dir dir;
     rig r;
     temp_make(&dir);
-    rig_config config = nvme(&dir);
-    make_store(config, 2);
-    char *path = store_path(&dir);
-    uint64_t bytes = file_bytes(path);
+    rig_config config = store_rig_nvme(&dir);
+    store_rig_make(config, 2);
+    char *path = store_rig_path(&dir);
+    uint64_t bytes = store_rig_bytes(path);
     const uint64_t lengths[] = {bytes - 1, bytes / 2, 8192, 4096, 100};
     for (size_t i = 0; i < ZS_COUNT(lengths); i++) {
         assert_int_equal(truncate(path, (off_t)lengths[i]), 0);
         REFUSED(rig_open(&r, &config), ZS_ERR_CORRUPT, path, "truncated", "copy");
         rig_close(&r);
-        assert_true(file_bytes(path) == lengths[i]);
+        assert_true(store_rig_bytes(path) == lengths[i]);
     }
     assert_int_equal(truncate(path, 20), 0);
     REFUSED(rig_open(&r, &config), ZS_ERR_CORRUPT, path);
@@ -618,314 +508,6 @@ static void test_superblock_encoding(void **state)
     free(data);
 }
 
-/* ---- kill -9 ---- */
-
-static void work_until_killed(rig_config config, int commits)
-{
-    rig r;
-    int found;
-    if (rig_open(&r, &config) != ZS_OK || rig_resume(&r, &found) != ZS_OK ||
-        (!found && (rig_load(&r) != ZS_OK || rig_commit(&r) != ZS_OK))) {
-        fprintf(stderr, "child: %s\n", zs_last_error());
-        _exit(3);
-    }
-    for (;;)
-        if (rig_step(&r) != ZS_OK || rig_commit(&r) != ZS_OK) {
-            fprintf(stderr, "child: %s\n", zs_last_error());
-            _exit(4);
-        } else if (write(commits, "", 1) != 1) {
-            _exit(5);
-        }
-}
-
-static void kill_often(zs_tier tier, zs_io_engine engine, int rounds, unsigned seed)
-{
-    temp_dir dir;
-    rig r;
-    int found, resumed = 0;
-    uint64_t last = 0;
-    rig_reference ref;
-    temp_make(&dir);
-    rig_config config = nvme(&dir);
-    config.tier = tier;
-    config.engine = engine;
-    config.buffer = 4 * 12 * 4096;
-    rig_reference_open(&ref, 1);
-    /* On a busy machine the first commit may take long: then more rounds, and longer ones. */
-    for (int round = 0; round < rounds || (!resumed && round < 200); round++) {
-        config.params = round & 1;
-        int commits[2];
-        char one;
-        assert_int_equal(pipe(commits), 0);
-        pid_t child = fork();
-        assert_true(child >= 0);
-        if (child == 0)
-            work_until_killed(config, commits[1]);
-        close(commits[1]);
-        /* However slow the machine, the later rounds are killed after a commit or more. */
-        if (round > 1)
-            assert_int_equal(read(commits[0], &one, 1), 1);
-        /* From before the first commit to many steps later. */
-        seed = seed * 1103515245u + 12345u;
-        long most = 20 + ZS_MIN(round, 40) * 20L;
-        struct timespec pause = {0, (long)(seed >> 8) % most * 1000000L};
-        nanosleep(&pause, NULL);
-        kill(child, SIGKILL);
-        close(commits[0]);
-        int status;
-        assert_int_equal(waitpid(child, &status, 0), child);
-        if (!WIFSIGNALED(status))
-            fail_msg("round %d: the child ended by itself: %d", round, WEXITSTATUS(status));
-        OK(rig_open(&r, &config));
-        OK(rig_resume(&r, &found));
-        if (!found) {
-            assert_int_equal(last, 0); /* nothing that was committed may vanish */
-            rig_close(&r);
-            continue;
-        }
-        if (r.step < last)
-            fail_msg("round %d: step %llu after step %llu", round, (unsigned long long)r.step,
-                     (unsigned long long)last);
-        char what[128];
-        rig_reference_advance(&ref, r.step);
-        if (rig_differs(&r, &ref, what))
-            fail_msg("round %d, step %llu: %s", round, (unsigned long long)r.step, what);
-        resumed += r.step > last;
-        last = r.step;
-        rig_close(&r);
-    }
-    assert_true(resumed > 0);
-    rig_reference_close(&ref);
-    temp_remove(&dir);
-}
-
-static int kill_rounds(void)
-{
-    const char *text = getenv("ZSPILL_KILL_ROUNDS");
-    return text ? atoi(text) : 8;
-}
-
-static void test_kill_nvme(void **state)
-{
-    kill_often(ZS_TIER_NVME, ZS_IO_AUTO, kill_rounds(), 1);
-    kill_often(ZS_TIER_NVME, ZS_IO_POSIX, kill_rounds(), 2);
-}
-
-static void test_kill_host(void **state)
-{
-    kill_often(ZS_TIER_HOST, ZS_IO_AUTO, kill_rounds(), 3);
-}
-
-/* ---- what a prepare without publish, and an older commit, leave ---- */
-
-static void test_prepared_only(void **state)
-{
-    temp_dir dir;
-    rig r;
-    int found;
-    for (int tier = 0; tier < ZS_TIERS; tier++) {
-        temp_make(&dir);
-        rig_config config = nvme(&dir);
-        config.tier = (zs_tier)tier;
-        make_store(config, 2);
-        OK(rig_open(&r, &config));
-        OK(rig_resume(&r, &found));
-        OK(rig_step(&r));
-        OK(zs_states_commit_prepare(r.states)); /* another rank failed: no publish */
-        rig_close(&r);
-        OK(rig_open(&r, &config));
-        OK(rig_resume(&r, &found));
-        expect_bits(&r, 2);
-        /* And when the run goes on instead. */
-        OK(rig_step(&r));
-        OK(zs_states_commit_prepare(r.states));
-        OK(rig_step(&r));
-        OK(rig_commit(&r));
-        rig_close(&r);
-        OK(rig_open(&r, &config));
-        OK(rig_resume(&r, &found));
-        expect_bits(&r, 4);
-        rig_close(&r);
-        temp_remove(&dir);
-    }
-}
-
-/* Another rank only has the step before the newest: this one goes back. */
-static void test_one_ahead(void **state)
-{
-    temp_dir dir;
-    rig r;
-    uint64_t steps[2];
-    int found;
-    char header[100];
-    size_t bytes = sizeof header;
-    temp_make(&dir);
-    rig_config config = nvme(&dir);
-    make_store(config, 3);
-    OK(rig_open(&r, &config));
-    OK(zs_states_committed(r.states, steps, &found));
-    assert_int_equal(found, 2);
-    assert_int_equal(steps[0], 3);
-    assert_int_equal(steps[1], 2);
-    REFUSED(zs_states_resume(r.states, 7, header, &bytes), ZS_ERR_ARG, "no commit 7");
-    OK(zs_states_resume(r.states, 2, header, &bytes));
-    r.step = 2;
-    assert_int_equal(bytes, 100);
-    assert_string_equal(header, "step 2");
-    for (size_t s = 0; s < RIG_SHARDS; s++) { /* working copies follow the masters */
-        float *master = calloc(r.shards[s].numel + 1, sizeof(float));
-        OK(zs_states_read(r.states, s, ZS_MASTER, 0, r.shards[s].numel, master));
-        zs_kernels_get()->cast[r.shards[s].working_dtype][ZS_FP32](r.shards[s].numel, r.working[s],
-                                                                   master);
-        free(master);
-    }
-    expect_bits(&r, 2);
-    OK(rig_step(&r));
-    OK(rig_step(&r));
-    OK(rig_commit(&r)); /* replaces the abandoned step 3 */
-    OK(zs_states_committed(r.states, steps, &found));
-    assert_int_equal(steps[0], 4);
-    assert_int_equal(steps[1], 2);
-    rig_close(&r);
-    OK(rig_open(&r, &config));
-    OK(rig_resume(&r, &found));
-    expect_bits(&r, 4);
-    rig_close(&r);
-    temp_remove(&dir);
-}
-
-/* A commit without a step in between writes no chunk again, but keeps a changed master. */
-static void test_commit_twice(void **state)
-{
-    temp_dir dir;
-    rig r;
-    int found;
-    zs_io_stats before, after;
-    temp_make(&dir);
-    rig_config config = nvme(&dir);
-    OK(rig_open(&r, &config));
-    OK(rig_load(&r));
-    OK(rig_step(&r));
-    OK(rig_commit(&r));
-    zs_io_get_stats(r.io, &before);
-    OK(rig_commit(&r));
-    zs_io_get_stats(r.io, &after);
-    zs_store_geometry g;
-    geometry(&g);
-    assert_true(after.written_bytes - before.written_bytes <= g.superblock_bytes);
-    zs_store_geometry_free(&g);
-    r.own_master[1][7] = 0.125f; /* the caller's own copy, changed without a word */
-    OK(rig_commit(&r));
-    rig_close(&r);
-    OK(rig_open(&r, &config));
-    OK(rig_resume(&r, &found));
-    assert_true(r.own_master[1][7] == 0.125f);
-    rig_close(&r);
-    temp_remove(&dir);
-}
-
-/* Starting afresh on top of an old run keeps it until the first commit, and no longer. */
-static void test_afresh_over_old(void **state)
-{
-    temp_dir dir;
-    rig r;
-    uint64_t steps[2];
-    int found;
-    temp_make(&dir);
-    rig_config config = nvme(&dir);
-    make_store(config, 3);
-    OK(rig_open(&r, &config));
-    OK(rig_load(&r));
-    OK(rig_step(&r));
-    rig_close(&r);
-    OK(rig_open(&r, &config));
-    OK(rig_resume(&r, &found));
-    expect_bits(&r, 3);
-    rig_close(&r);
-    OK(rig_open(&r, &config));
-    OK(rig_load(&r));
-    OK(rig_commit(&r));
-    OK(zs_states_committed(r.states, steps, &found));
-    assert_int_equal(found, 1);
-    assert_int_equal(steps[0], 0);
-    rig_close(&r);
-    temp_remove(&dir);
-}
-
-/* One slot: half the file, and what is written over is not taken for state. */
-static void one_slot(zs_tier tier, int aliased)
-{
-    temp_dir dir;
-    rig r;
-    int found;
-    temp_make(&dir);
-    rig_config config = nvme(&dir);
-    config.tier = tier;
-    config.aliased = aliased;
-    char *path = store_path(&dir);
-    make_store(config, 1);
-    const uint64_t two = file_bytes(path);
-    assert_int_equal(unlink(path), 0);
-    config.slots = 1;
-    make_store(config, 3);
-    assert_true(file_bytes(path) < two * 6 / 10);
-    OK(rig_open(&r, &config));
-    OK(rig_resume(&r, &found));
-    assert_int_equal(r.step, 3);
-    expect_bits(&r, 3);
-    OK(rig_step(&r));
-    OK(rig_commit(&r));
-    rig_close(&r);
-    OK(rig_open(&r, &config));
-    OK(rig_resume(&r, &found));
-    assert_int_equal(r.step, 4);
-    expect_bits(&r, 4);
-    OK(rig_step(&r));
-    OK(zs_states_commit_prepare(r.states));
-    rig_close(&r); /* as a crash would end it */
-    OK(rig_open(&r, &config));
-    REFUSED(rig_resume(&r, &found), ZS_ERR_CORRUPT, path, "one slot", "write over step 4",
-            "start afresh in an empty directory");
-    rig_close(&r);
-    config.slots = 2;
-    REFUSED(rig_open(&r, &config), ZS_ERR_MISMATCH, path, "1 slot(s)", "asks for 2");
-    rig_close(&r);
-    free(path);
-    temp_remove(&dir);
-}
-
-static void test_one_slot_nvme(void **state)
-{
-    one_slot(ZS_TIER_NVME, 0);
-}
-
-static void test_one_slot_partly_resident(void **state)
-{
-    one_slot(ZS_TIER_NVME, 1);
-}
-
-static void test_one_slot_host(void **state)
-{
-    one_slot(ZS_TIER_HOST, 1);
-}
-
-static void test_other_run(void **state)
-{
-    temp_dir dir;
-    rig r;
-    int found;
-    temp_make(&dir);
-    rig_config config = nvme(&dir);
-    config.run = 7;
-    make_store(config, 2);
-    config.run = 8;
-    OK(rig_open(&r, &config));
-    REFUSED(rig_resume(&r, &found), ZS_ERR_MISMATCH, "zspill-rank00000.state", "another run",
-            "from one copy");
-    rig_close(&r);
-    temp_remove(&dir);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -944,16 +526,6 @@ int main(void)
         cmocka_unit_test(test_damaged_label),
         cmocka_unit_test(test_truncated),
         cmocka_unit_test(test_superblock_encoding),
-        cmocka_unit_test(test_kill_nvme),
-        cmocka_unit_test(test_kill_host),
-        cmocka_unit_test(test_prepared_only),
-        cmocka_unit_test(test_one_ahead),
-        cmocka_unit_test(test_commit_twice),
-        cmocka_unit_test(test_afresh_over_old),
-        cmocka_unit_test(test_one_slot_nvme),
-        cmocka_unit_test(test_one_slot_partly_resident),
-        cmocka_unit_test(test_one_slot_host),
-        cmocka_unit_test(test_other_run),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -396,7 +396,9 @@ ZS_API double zs_loss_scale(const zs_engine *engine);
 enum { ZS_USER_BYTES_MAX = 4096 };
 /* Collective. Makes the present state (master, moments, step counts, loss scale and the caller's
  * user bytes, at most ZS_USER_BYTES_MAX) durable in state_dir on all ranks, or leaves the previous
- * one in force. */
+ * one in force. Parameters whose step counts differ from their neighbours' (ZS_MISSING_SKIP) take
+ * 16 bytes each of a header of 8 KiB that holds the user bytes, too: more than fit is an error that
+ * says so. */
 ZS_API zs_status zs_state_commit(zs_engine *engine, const void *user, size_t user_bytes);
 /* Collective, after zs_engine_commit in place of loading weights. *found 0: no state there, nothing
  * changed. user gets up to *user_bytes bytes; *user_bytes becomes the number stored. Ends with the

@@ -42,14 +42,11 @@ size_t fuzz_seed(size_t i, uint8_t *out)
     static const uint8_t values[18] = {1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 0, 1, 2, 0, 1, 0};
     if (i >= sizeof headers / sizeof *headers)
         return 0;
-    size_t length = strlen(headers[i]);
-    memset(out, 0, 8 + length + 72);
-    out[0] = (uint8_t)length;
-    out[1] = (uint8_t)(length >> 8);
-    memcpy(out + 8, headers[i], length);
+    uint8_t *data;
+    size_t length = fuzz_safetensors(headers[i], 72, out, &data);
     for (size_t k = 0; k < 18; k++)
-        out[8 + length + 4 * k] = values[k];
-    return 8 + length + 72;
+        data[4 * k] = values[k];
+    return length;
 }
 
 static temp_dir dir;

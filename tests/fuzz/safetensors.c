@@ -43,12 +43,8 @@ size_t fuzz_seed(size_t i, uint8_t *out)
     };
     if (i >= sizeof headers / sizeof *headers)
         return 0;
-    size_t length = strlen(headers[i]);
-    memset(out, 0, 8 + length + 24);
-    out[0] = (uint8_t)length;
-    out[1] = (uint8_t)(length >> 8);
-    memcpy(out + 8, headers[i], length);
-    return 8 + length + 24;
+    uint8_t *data;
+    return fuzz_safetensors(headers[i], 24, out, &data);
 }
 
 static void check_tensor(const zs_st *st, const zs_st_tensor *t)

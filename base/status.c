@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/status.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -15,26 +14,38 @@ const char *zs_last_error(void)
     return message;
 }
 
-zs_status zs_fail(zs_status status, const char *format, ...)
+zs_status zs_vfail(zs_status status, const char *format, va_list args)
 {
     /* Arguments may point into message: format aside first. */
     char text[MESSAGE_BYTES];
-    va_list args;
-    va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
-    va_end(args);
     memcpy(message, text, sizeof text);
     return status;
 }
 
-zs_status zs_fail_prefix(zs_status status, const char *format, ...)
+zs_status zs_fail(zs_status status, const char *format, ...)
 {
-    char prefix[256];
     va_list args;
     va_start(args, format);
-    vsnprintf(prefix, sizeof prefix, format, args);
+    zs_vfail(status, format, args);
     va_end(args);
+    return status;
+}
+
+zs_status zs_vfail_prefix(zs_status status, const char *format, va_list args)
+{
+    char prefix[256];
+    vsnprintf(prefix, sizeof prefix, format, args);
     return zs_fail(status, "%s%s", prefix, message);
+}
+
+zs_status zs_fail_prefix(zs_status status, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    zs_vfail_prefix(status, format, args);
+    va_end(args);
+    return status;
 }
 
 const char *zs_status_name(zs_status status)
@@ -57,6 +68,7 @@ const char *zs_status_name(zs_status status)
         "ZS_ERR_CANCELED",
         "ZS_ERR_FORKED",
         "ZS_ERR_INTERNAL",
+        "ZS_ERR_DEVICE",
     };
     return (unsigned)status < ZS_COUNT(names) ? names[status] : "ZS_ERR_?";
 }

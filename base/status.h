@@ -3,6 +3,8 @@
 #ifndef ZS_BASE_STATUS_H
 #define ZS_BASE_STATUS_H
 
+#include <stdarg.h>
+
 #include "zspill.h"
 
 /* Sets this thread's message (printf style) and returns status, so that callers write
@@ -11,6 +13,10 @@ zs_status zs_fail(zs_status status, const char *format, ...) __attribute__((form
 /* Puts text in front of the present message ("unit 'layers.3': ..."); returns status. */
 zs_status zs_fail_prefix(zs_status status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
+zs_status zs_vfail(zs_status status, const char *format, va_list args)
+    __attribute__((format(printf, 2, 0)));
+zs_status zs_vfail_prefix(zs_status status, const char *format, va_list args)
+    __attribute__((format(printf, 2, 0)));
 
 /* Within a function that owns something: goto fail with `status` set. */
 #define ZS_TRY(expr)                                                                               \

@@ -12,7 +12,7 @@ typedef struct zs_stream zs_stream; /* NULL: the device's first stream */
 typedef struct zs_event zs_event;
 
 typedef struct zs_device_ops {
-    const char *name; /* "host" */
+    const char *name; /* "host", "cuda" */
     /* Device memory, zeroed, page-aligned. */
     zs_status (*alloc)(zs_device *device, size_t bytes, void **out);
     void (*free)(zs_device *device, void *ptr, size_t bytes);
@@ -27,15 +27,25 @@ typedef struct zs_device_ops {
     void (*event_close)(zs_device *device, zs_event *event);
     zs_status (*event_record)(zs_device *device, zs_event *event, zs_stream *stream);
     zs_status (*event_wait)(zs_device *device, zs_event *event, zs_stream *stream);
-    /* Either side may be device or host memory. */
+    /* The calling thread waits for what was recorded last; not at all when nothing was. */
+    zs_status (*event_sync)(zs_device *device, zs_event *event);
+    /* The stream as the device's kernels and libraries take it (cudaStream_t); NULL on the host. */
+    void *(*stream_native)(zs_device *device, zs_stream *stream);
+    /* Either side may be device memory or memory of host_alloc; other host memory only where
+     * host_access is set. */
     zs_status (*copy)(zs_device *device, void *dst, const void *src, size_t bytes,
                       zs_stream *stream);
     zs_status (*zero)(zs_device *device, void *dst, size_t bytes, zs_stream *stream);
+    /* Bytes of device memory that are free, and that there are. */
+    zs_status (*mem_info)(zs_device *device, size_t *free_bytes, size_t *total_bytes);
     void (*close)(zs_device *device);
 } zs_device_ops;
 
 struct zs_device {
     const zs_device_ops *ops;
+    int host_access; /* 1: the host may read and write device memory, and work is done when its call
+                        returns */
+    const struct zs_cuda_plugin *cuda; /* device/cuda.h; NULL: not a CUDA device */
     /* backends extend this */
 };
 

@@ -5,10 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "base/status.h"
 #include "base/util.h"
 #include "device/device.h"
+#include "device/host.h"
 
 enum { HUGE_PAGE = 2 * 1024 * 1024 };
 
@@ -44,15 +46,25 @@ static zs_status host_alloc_device(zs_device *device, size_t bytes, void **out)
     return map(bytes, 1, out);
 }
 
-static zs_status host_alloc_host(zs_device *device, size_t bytes, void **out)
+zs_status zs_host_alloc(size_t bytes, void **out)
 {
     return map(bytes, 0, out);
 }
 
-static void host_unmap(zs_device *device, void *ptr, size_t bytes)
+void zs_host_free(void *ptr, size_t bytes)
 {
     if (ptr)
         munmap(ptr, bytes);
+}
+
+static zs_status host_alloc_host(zs_device *device, size_t bytes, void **out)
+{
+    return zs_host_alloc(bytes, out);
+}
+
+static void host_unmap(zs_device *device, void *ptr, size_t bytes)
+{
+    zs_host_free(ptr, bytes);
 }
 
 static zs_status host_stream_open(zs_device *device, zs_stream **out)
@@ -93,6 +105,16 @@ static zs_status host_event_touch(zs_device *device, zs_event *event, zs_stream 
     return ZS_OK;
 }
 
+static zs_status host_event_sync(zs_device *device, zs_event *event)
+{
+    return ZS_OK;
+}
+
+static void *host_stream_native(zs_device *device, zs_stream *stream)
+{
+    return NULL;
+}
+
 static zs_status host_copy(zs_device *device, void *dst, const void *src, size_t bytes,
                            zs_stream *stream)
 {
@@ -105,6 +127,18 @@ static zs_status host_zero(zs_device *device, void *dst, size_t bytes, zs_stream
 {
     if (bytes)
         memset(dst, 0, bytes);
+    return ZS_OK;
+}
+
+static zs_status host_mem_info(zs_device *device, size_t *free_bytes, size_t *total_bytes)
+{
+    const long page = sysconf(_SC_PAGESIZE), pages = sysconf(_SC_PHYS_PAGES);
+    const long available = sysconf(_SC_AVPHYS_PAGES);
+    if (page < 1 || pages < 0 || available < 0)
+        return zs_fail(ZS_ERR_INTERNAL, "host: the size of memory is not known: %s",
+                       strerror(errno));
+    *free_bytes = (size_t)available * (size_t)page;
+    *total_bytes = (size_t)pages * (size_t)page;
     return ZS_OK;
 }
 
@@ -126,8 +160,11 @@ static const zs_device_ops host_ops = {
     .event_close = host_event_close,
     .event_record = host_event_touch,
     .event_wait = host_event_touch,
+    .event_sync = host_event_sync,
+    .stream_native = host_stream_native,
     .copy = host_copy,
     .zero = host_zero,
+    .mem_info = host_mem_info,
     .close = host_close,
 };
 
@@ -136,7 +173,7 @@ zs_status zs_device_open_host(zs_device **out)
     *out = calloc(1, sizeof **out);
     if (!*out)
         return zs_fail(ZS_ERR_NOMEM, "host device: out of memory");
-    (*out)->ops = &host_ops;
+    **out = (zs_device){.ops = &host_ops, .host_access = 1};
     return ZS_OK;
 }
 

@@ -56,7 +56,8 @@ typedef enum zs_status {
     ZS_ERR_NONFINITE = 13,   /* too many steps in a row with NaN or Inf gradients */
     ZS_ERR_CANCELED = 14,    /* zs_engine_cancel() was called */
     ZS_ERR_FORKED = 15,      /* called in the child of a fork() */
-    ZS_ERR_INTERNAL = 16     /* a bug in zspill */
+    ZS_ERR_INTERNAL = 16,    /* a bug in zspill */
+    ZS_ERR_DEVICE = 17       /* an accelerator or its driver failed */
 } zs_status;
 
 /* Message of the last failed call of this thread; "" before any. Valid until this thread's next

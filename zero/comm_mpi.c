@@ -2,74 +2,21 @@
 /* Finds and opens libzspill-mpi.so; the collectives are in zero/mpi/plugin.c. */
 #include <dlfcn.h>
 #include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
+#include "base/plugin.h"
 #include "base/status.h"
-#include "base/util.h"
 #include "zero/comm_impl.h"
 #include "zero/mpi/plugin.h"
 
-#define PLUGIN "libzspill-mpi.so"
-
-/* The folder of the file this code is in: libzspill.so, or the program that links it. */
-static int own_folder(char *folder, size_t bytes)
-{
-    Dl_info info;
-    char *path = NULL;
-    if (dladdr(&zs_comm_describe, &info) && info.dli_fname && strchr(info.dli_fname, '/'))
-        path = realpath(info.dli_fname, NULL);
-    /* A program found through PATH is known by its bare name. */
-    if (!path)
-        path = realpath("/proc/self/exe", NULL);
-    char *slash = path ? strrchr(path, '/') : NULL;
-    int found = slash && (size_t)(slash - path) < bytes;
-    if (found) {
-        memcpy(folder, path, (size_t)(slash - path));
-        folder[slash - path] = 0;
-    }
-    free(path);
-    return found;
-}
-
-static zs_status open_file(const char *path, void **out)
-{
-    /* Never closed: MPI does not survive being unloaded. */
-    *out = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!*out)
-        return zs_fail(ZS_ERR_UNSUPPORTED,
-                       "cannot load the MPI plug-in (%s): install the MPI library it was built "
-                       "with (Debian: libmpich12)",
-                       dlerror());
-    return ZS_OK;
-}
-
-static zs_status open_plugin(void **out)
-{
-    const char *named = getenv("ZSPILL_MPI_LIB");
-    if (named && *named) {
-        zs_status status = open_file(named, out);
-        return status ? zs_fail_prefix(status, "ZSPILL_MPI_LIB=%.160s: ", named) : ZS_OK;
-    }
-    /* Beside it (wheel, library folder); in a build tree; from bin/ to the library folder. */
-    static const char *const places[] = {".", "zero/mpi", "../zero/mpi", ZS_LIBDIR_FROM_BIN};
-    char folder[PATH_MAX], path[PATH_MAX + 256];
-    if (own_folder(folder, sizeof folder))
-        for (size_t i = 0; i < ZS_COUNT(places); i++) {
-            snprintf(path, sizeof path, "%s/%.200s/" PLUGIN, folder, places[i]);
-            if (!access(path, F_OK))
-                return open_file(path, out);
-        }
-    *out = dlopen(PLUGIN, RTLD_NOW | RTLD_LOCAL);
-    if (!*out)
-        return zs_fail(ZS_ERR_UNSUPPORTED,
-                       "there is no MPI plug-in (" PLUGIN " beside the program or library): "
-                       "install MPI (Debian: libmpich-dev), build zspill with -Dmpi=enabled, or "
-                       "set ZSPILL_MPI_LIB to it");
-    return ZS_OK;
-}
+static const zs_plugin_spec spec = {
+    .what = "MPI",
+    .file = "libzspill-mpi.so",
+    .variable = "ZSPILL_MPI_LIB",
+    .folder = "zero/mpi",
+    .missing = "install MPI (Debian: libmpich-dev), build zspill with -Dmpi=enabled, or set "
+               "ZSPILL_MPI_LIB to it",
+    .broken = "install the MPI library it was built with (Debian: libmpich12)",
+};
 
 zs_status zs_comm_open_mpi(double timeout_s, zs_comm **out)
 {
@@ -82,7 +29,7 @@ zs_status zs_comm_open_mpi(double timeout_s, zs_comm **out)
                        "waits for the others",
                        timeout_s);
     void *plugin;
-    ZS_CHECK(open_plugin(&plugin));
+    ZS_CHECK(zs_plugin_open(&spec, &plugin));
     zs_mpi_entry entry = (zs_mpi_entry)(uintptr_t)dlsym(plugin, ZS_MPI_ENTRY);
     if (!entry)
         return zs_fail(ZS_ERR_UNSUPPORTED,

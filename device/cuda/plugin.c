@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The one entry of libzspill-cuda.so, and its side of messages. */
+#include "device/cuda/cuda.h"
+
+const zs_cuda_host *zs_cuda_host_table;
+
+zs_status zs_fail(zs_status status, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    zs_cuda_host_table->vfail(status, format, args);
+    va_end(args);
+    return status;
+}
+
+zs_status zs_fail_prefix(zs_status status, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    zs_cuda_host_table->vfail_prefix(status, format, args);
+    va_end(args);
+    return status;
+}
+
+static const zs_cuda_plugin plugin = {
+    .version = ZS_CUDA_VERSION,
+    .build = ZS_CUDA_BUILD,
+    .device_count = zs_cuda_device_count,
+    .device_info = zs_cuda_device_info,
+    .device_open = zs_cuda_device_open,
+};
+
+const zs_cuda_plugin *zs_cuda_plugin_table(void)
+{
+    return &plugin;
+}
+
+ZS_API const zs_cuda_plugin *zs_cuda_entry_1(const zs_cuda_host *host);
+
+const zs_cuda_plugin *zs_cuda_entry_1(const zs_cuda_host *host)
+{
+    if (host->version != ZS_CUDA_VERSION)
+        return NULL;
+    zs_cuda_host_table = host;
+    return &plugin;
+}

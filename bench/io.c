@@ -4,7 +4,7 @@
  *   bench-io FILE ENGINE read|write|mixed MEBIBYTES DEPTH [small]
  *
  * prints gigabytes and CPU seconds per second. A file of another size is made and written first.
- * small: the buffer is of small pages, as fio's, not of the huge ones that zspill's own are of.
+ * small: the buffer is of small pages, not of the huge ones that zspill's own are of.
  * mixed: reads and writes turn and turn about, each over the first half, as fio's rw with
  * rwmixread=50 does. */
 #include <stdio.h>
@@ -27,6 +27,14 @@ static const struct {
                {"libaio", ZS_IO_LIBAIO},
                {"posix", ZS_IO_POSIX}};
 
+/* The posix engine has this many threads (io/posix.c), so never more blocks under way. */
+enum { POSIX_THREADS = 8 };
+
+typedef struct memory {
+    unsigned char *at;
+    size_t blocks; /* of ZS_IO_REQUEST: as many as can be under way, as fio has them */
+} memory;
+
 static double cpu_seconds(void)
 {
     struct rusage use;
@@ -38,14 +46,14 @@ static double cpu_seconds(void)
 
 /* mode: 'r', 'w' or 'm'. All is queued at once, and what arrives is not looked at: it is the engine
  * that is measured, not what a caller does with blocks and in which order it wants them. */
-static zs_status pass(zs_io *io, zs_file *file, char mode, unsigned depth, unsigned char *buffer)
+static zs_status pass(zs_io *io, zs_file *file, char mode, const memory *buffer)
 {
     const uint64_t blocks = zs_file_bytes(file) / ZS_IO_REQUEST;
     zs_status status = ZS_OK, waited;
     zs_io_req req = {0};
 
     for (uint64_t i = 0; i < blocks && status == ZS_OK; i++) {
-        unsigned char *at = buffer + (i % depth) * ZS_IO_REQUEST;
+        unsigned char *at = buffer->at + (i % buffer->blocks) * ZS_IO_REQUEST;
         const uint64_t offset = (mode == 'm' ? i / 2 : i) * ZS_IO_REQUEST;
         if (mode == 'w' || (mode == 'm' && i % 2))
             status = zs_io_write(io, file, offset, at, ZS_IO_REQUEST, &req);
@@ -56,8 +64,21 @@ static zs_status pass(zs_io *io, zs_file *file, char mode, unsigned depth, unsig
     return status == ZS_OK ? waited : status;
 }
 
-static zs_status measure(zs_io *io, const char *path, char mode, uint64_t bytes, unsigned depth,
-                         unsigned char *buffer)
+/* As fio fills its buffers: storage that compresses, or knows zeros, has nothing to gain. */
+static void fill(const memory *buffer)
+{
+    uint64_t x = 0x9E3779B97F4A7C15u;
+
+    for (size_t i = 0; i < buffer->blocks * ZS_IO_REQUEST; i += sizeof x) {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        memcpy(buffer->at + i, &x, sizeof x);
+    }
+}
+
+static zs_status measure(zs_io *io, const char *path, char mode, uint64_t bytes,
+                         const memory *buffer)
 {
     zs_file *file = NULL;
     zs_status status;
@@ -65,10 +86,12 @@ static zs_status measure(zs_io *io, const char *path, char mode, uint64_t bytes,
     int there = !stat(path, &st) && (uint64_t)st.st_size == bytes;
     double start, cpu, seconds;
 
-    ZS_TRY(zs_file_open(io, path, there ? 0 : ZS_FILE_CREATE | ZS_FILE_WRITTEN, bytes, &file));
+    ZS_TRY(zs_file_open(io, path, there ? 0 : ZS_FILE_CREATE, bytes, &file));
+    if (!there)
+        ZS_TRY(pass(io, file, 'w', buffer));
     start = zs_now();
     cpu = cpu_seconds();
-    ZS_TRY(pass(io, file, mode, depth, buffer));
+    ZS_TRY(pass(io, file, mode, buffer));
     seconds = zs_now() - start;
     printf("%.4f %.4f\n", (double)bytes / seconds * 1e-9, (cpu_seconds() - cpu) / seconds);
 fail:
@@ -97,25 +120,25 @@ int main(int argc, char **argv)
               stderr);
         return 2;
     }
-    const size_t buffer_bytes = depth * ZS_IO_REQUEST;
-    unsigned char *buffer =
-        mmap(NULL, buffer_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (buffer == MAP_FAILED) {
+    memory buffer = {.blocks = engine == ZS_IO_POSIX ? ZS_MIN(depth, POSIX_THREADS) : depth};
+    const size_t bytes = buffer.blocks * ZS_IO_REQUEST;
+    buffer.at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (buffer.at == MAP_FAILED) {
         perror("bench-io");
         return 1;
     }
     if (argc == 6)
-        (void)madvise(buffer, buffer_bytes, MADV_HUGEPAGE); /* as device/host.c does */
-    memset(buffer, 0x5A, buffer_bytes);
+        (void)madvise(buffer.at, bytes, MADV_HUGEPAGE); /* as device/host.c does */
+    fill(&buffer);
     ZS_TRY(zs_io_open(engine, (unsigned)depth, NULL, &io));
-    ZS_TRY(zs_io_register(io, buffer, buffer_bytes));
-    status = measure(io, argv[1], argv[3][0], (uint64_t)mib << 20, (unsigned)depth, buffer);
+    ZS_TRY(zs_io_register(io, buffer.at, bytes));
+    status = measure(io, argv[1], argv[3][0], (uint64_t)mib << 20, &buffer);
 fail:
     if (status != ZS_OK)
         fprintf(stderr, "bench-io: %s\n", zs_last_error());
     if (io)
-        zs_io_unregister(io, buffer);
+        zs_io_unregister(io, buffer.at);
     zs_io_close(&io);
-    munmap(buffer, buffer_bytes);
+    munmap(buffer.at, bytes);
     return status != ZS_OK;
 }

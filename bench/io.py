@@ -22,31 +22,34 @@ POSIX_THREADS = 8  # io/posix.c
 MODES = {"read": ["--rw=read"], "write": ["--rw=write"], "mixed": ["--rw=rw", "--rwmixread=50"]}
 
 
-def fio(path, engine, mode, mib, depth):
+def fio(path, engine, mode, mib, depth, small):
     command = ["fio", "--name=pass", f"--filename={path}", "--bs=512k", "--direct=1", "--thread"]
+    command += ["--scramble_buffers=0"]  # ours does not touch what it writes, either
     command += ENGINES[engine] + MODES[mode] + ["--group_reporting", "--output-format=json"]
     if engine == "posix":
         # As many threads as ours, each with a part of the file.
         part = mib // POSIX_THREADS
         command += [f"--numjobs={POSIX_THREADS}", f"--size={part}m", f"--offset_increment={part}m"]
+        if not small:  # a buffer of one block is no huge page: only the first of these four is used
+            command += ["--iodepth=4", "--iomem_align=2m"]
     else:
         command += [f"--iodepth={depth}", f"--size={mib}m"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-    job = json.loads(done.stdout)["jobs"][0]
+    # What fio takes its buffers from then asks for huge pages, as zspill does for its own.
+    tunables = f"glibc.malloc.hugetlb={0 if small else 1}"
+    environment = dict(os.environ, GLIBC_TUNABLES=tunables)
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment)
+    # fio notes before the JSON that psync has no depth.
+    job = json.loads(done.stdout[done.stdout.index(b"{") :])["jobs"][0]
     moved = job["read"]["io_bytes"] + job["write"]["io_bytes"]
-    # In milliseconds, too coarse for a short pass: bytes over bandwidth is exact.
     seconds = max(
         job[way]["io_bytes"] / job[way]["bw_bytes"] for way in ("read", "write") if job[way]["bw_bytes"]
     )
     return moved / seconds / 1e9
 
 
-def ours(program, path, engine, mode, mib, depth, more=()):
-    done = subprocess.run(
-        [program, path, engine, mode, str(mib), str(depth), *more],
-        stdout=subprocess.PIPE,
-        check=True,
-    )
+def ours(program, path, engine, mode, mib, depth, small):
+    command = [program, path, engine, mode, str(mib), str(depth)] + ["small"] * small
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     return float(done.stdout.split()[0])
 
 
@@ -62,12 +65,11 @@ def main():
     parser.add_argument("--mib", type=int, default=512)
     parser.add_argument("--depth", type=int, default=64)
     parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--small-pages", action="store_true", help="ours without huge pages")
+    parser.add_argument("--small-pages", action="store_true", help="buffers of small pages on both sides")
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--modes", default=",".join(MODES))
     args = parser.parse_args()
     program = os.path.join(args.build, "bench", "bench-io")
-    more = ["small"] if args.small_pages else []
     worst = None
     with tempfile.TemporaryDirectory(prefix="zspill-bench-", dir=args.dir) as folder:
         path = os.path.join(folder, "file")
@@ -78,11 +80,11 @@ def main():
                 pairs = []
                 for turn in range(args.pairs + 1):
                     if turn % 2:
-                        b = fio(path, engine, mode, args.mib, args.depth)
-                        a = ours(program, path, engine, mode, args.mib, args.depth, more)
+                        b = fio(path, engine, mode, args.mib, args.depth, args.small_pages)
+                        a = ours(program, path, engine, mode, args.mib, args.depth, args.small_pages)
                     else:
-                        a = ours(program, path, engine, mode, args.mib, args.depth, more)
-                        b = fio(path, engine, mode, args.mib, args.depth)
+                        a = ours(program, path, engine, mode, args.mib, args.depth, args.small_pages)
+                        b = fio(path, engine, mode, args.mib, args.depth, args.small_pages)
                     if turn:  # the first is for warming up
                         pairs.append((a, b))
                 ratios = [a / b for a, b in pairs]

@@ -129,7 +129,8 @@ static zs_status open_tables(zs_states *states)
     states->resident = calloc(states->shard_count * ZS_STORE_ARRAYS + 1, sizeof *states->resident);
     if (!states->first_chunk || !states->chunks || !states->order || !states->entries ||
         !states->resident)
-        return zs_fail(ZS_ERR_NOMEM, "no memory for tables of %zu chunks", geometry->chunk_count);
+        return zs_fail(ZS_ERR_NOMEM, "optimizer states: no memory for tables of %zu chunks",
+                       geometry->chunk_count);
     size_t c = 0;
     for (size_t s = 0; s < states->shard_count; s++) {
         states->first_chunk[s] = c;
@@ -214,7 +215,8 @@ static zs_status open_layout(zs_states *states, uint64_t stored_chunk, uint64_t 
     ZS_CHECK(choose_sizes(states, stored_chunk, ring_bytes));
     zs_store_shard *shards = calloc(states->shard_count + 1, sizeof *shards);
     if (!shards)
-        return zs_fail(ZS_ERR_NOMEM, "no memory for %zu shards", states->shard_count);
+        return zs_fail(ZS_ERR_NOMEM, "optimizer states: no memory for a table of %zu shards",
+                       states->shard_count);
     for (size_t s = 0; s < states->shard_count; s++)
         shards[s] = (zs_store_shard){states->shards[s].numel, states->shards[s].working_dtype};
     zs_status status = zs_store_geometry_make(states->config.rank, states->config.world,
@@ -232,7 +234,8 @@ zs_status zs_states_open(const zs_states_config *config, zs_states **out)
     ZS_CHECK(check_config(config));
     zs_states *states = calloc(1, sizeof *states);
     if (!states)
-        return zs_fail(ZS_ERR_NOMEM, "no memory for the states");
+        return zs_fail(ZS_ERR_NOMEM, "no memory for the optimizer states of %zu shards",
+                       config->shard_count);
     states->config = *config;
     if (!states->config.slots)
         states->config.slots = 2;
@@ -241,7 +244,8 @@ zs_status zs_states_open(const zs_states_config *config, zs_states **out)
     states->backwards = 1; /* the first sweep then runs forwards */
     states->shards = calloc(config->shard_count + 1, sizeof *states->shards);
     if (!states->shards) {
-        status = zs_fail(ZS_ERR_NOMEM, "no memory for %zu shards", config->shard_count);
+        status = zs_fail(ZS_ERR_NOMEM, "optimizer states: no memory for a table of %zu shards",
+                         config->shard_count);
         goto fail;
     }
     if (config->shard_count)

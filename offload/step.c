@@ -42,7 +42,7 @@ static zs_status check_inputs(zs_states *states, const zs_states_input *inputs)
     if (most > states->cut_capacity) {
         zs_adam_run *cut = realloc(states->cut, most * sizeof *cut);
         if (!cut)
-            return zs_fail(ZS_ERR_NOMEM, "no memory for %zu runs", most);
+            return zs_fail(ZS_ERR_NOMEM, "optimizer step: no memory for a table of %zu runs", most);
         states->cut = cut;
         states->cut_capacity = most;
     }

@@ -110,7 +110,8 @@ static zs_status lay_out(zs_engine *e)
 {
     e->flats = calloc(e->unit_count * ZS_DTYPES * 2, sizeof *e->flats);
     if (!e->flats)
-        return zs_fail(ZS_ERR_NOMEM, "no memory for the tables of %zu units", e->unit_count);
+        return zs_fail(ZS_ERR_NOMEM, "zs_engine_commit: no memory for the tables of %zu units",
+                       e->unit_count);
     for (size_t u = 0; u < e->unit_count; u++) {
         zs_unit_info *unit = &e->units[u];
         unit->flat_begin = e->flat_count;
@@ -168,7 +169,8 @@ static zs_status open_param_file(zs_engine *e)
 {
     uint64_t *bytes = malloc(e->flat_count * sizeof *bytes);
     if (!bytes)
-        return zs_fail(ZS_ERR_NOMEM, "no memory for a table of %zu shards", e->flat_count);
+        return zs_fail(ZS_ERR_NOMEM, "zs_engine_commit: no memory for a table of %zu shards",
+                       e->flat_count);
     uint64_t largest = 0;
     for (size_t i = 0; i < e->flat_count; i++) {
         e->flats[i].param_shard = i;
@@ -199,7 +201,8 @@ static zs_status open_states(zs_engine *e)
     e->coefs = calloc(e->param_count, sizeof *e->coefs);
     if (!shards || !e->inputs || !e->coefs) {
         free(shards);
-        return zs_fail(ZS_ERR_NOMEM, "no memory for a table of %zu shards", e->flat_count);
+        return zs_fail(ZS_ERR_NOMEM, "zs_engine_commit: no memory for a table of %zu shards",
+                       e->flat_count);
     }
     for (size_t i = 0; i < e->flat_count; i++) {
         zs_flat *f = &e->flats[i];

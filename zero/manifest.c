@@ -225,7 +225,8 @@ zs_status zs_manifest_load(const char *dir, zs_manifest **out)
     file = fopen(path, "re");
     if (!file) {
         if (errno != ENOENT && errno != ENOTDIR)
-            status = zs_fail(ZS_ERR_IO, "manifest '%s' cannot be read: %s", path, strerror(errno));
+            status = zs_fail(errno == ENOMEM ? ZS_ERR_NOMEM : ZS_ERR_IO,
+                             "manifest '%s' cannot be read: %s", path, strerror(errno));
         goto fail;
     }
     if (fstat(fileno(file), &st) || st.st_size > MANIFEST_MOST) {
@@ -280,7 +281,8 @@ zs_status zs_manifest_save(const char *dir, zs_io *io, const zs_manifest *m)
         goto fail;
     }
     print(out, m);
-    if (fflush(out)) {
+    /* What found no room may have been dropped long before the flush. */
+    if (fflush(out) || ferror(out)) {
         status = zs_fail(ZS_ERR_NOMEM, "no memory for the manifest of '%s'", dir);
         goto fail;
     }

@@ -72,7 +72,7 @@ static zs_status describe(const zs_engine *e, zs_manifest **out)
     zs_manifest *m = calloc(1, sizeof *m);
     *out = m;
     if (!m || !(m->flats = calloc(e->flat_count + 1, sizeof *m->flats)))
-        return zs_fail(ZS_ERR_NOMEM, "no memory for a manifest");
+        return zs_fail(ZS_ERR_NOMEM, "no memory for the manifest of '%s'", e->config.state_dir);
     m->fingerprint = e->config.fingerprint;
     m->run = e->run;
     m->slots = e->config.slots;
@@ -89,13 +89,14 @@ static zs_status describe(const zs_engine *e, zs_manifest **out)
         to->names = calloc(f->count + 1, sizeof *to->names);
         to->numels = calloc(f->count + 1, sizeof *to->numels);
         if (!to->names || !to->numels)
-            return zs_fail(ZS_ERR_NOMEM, "no memory for a manifest");
+            return zs_fail(ZS_ERR_NOMEM, "no memory for the manifest of '%s'", e->config.state_dir);
         for (; to->count < f->count; to->count++) {
             const zs_param_info *p = &e->params[f->params[to->count]];
             to->numels[to->count] = p->numel;
             to->names[to->count] = strdup(p->name);
             if (!to->names[to->count])
-                return zs_fail(ZS_ERR_NOMEM, "no memory for a manifest");
+                return zs_fail(ZS_ERR_NOMEM, "no memory for the manifest of '%s'",
+                               e->config.state_dir);
         }
     }
     return ZS_OK;
@@ -219,16 +220,21 @@ zs_status zs_state_open(zs_engine *e)
  * named goes. */
 static zs_status switch_manifest(zs_engine *e)
 {
-    zs_status status = ZS_OK;
+    zs_manifest *named = NULL;
     if (e->manifest && e->manifest->generation == e->own->generation)
         return ZS_OK;
-    if (e->rank == 0)
+    zs_status status = describe(e, &named);
+    if (status == ZS_OK && e->rank == 0)
         status = zs_manifest_save(e->config.state_dir, e->io, e->own);
-    ZS_CHECK(zs_engine_agree(e, "zs_state_commit: the manifest", status));
+    status = zs_engine_agree(e, "zs_state_commit: the manifest", status);
+    if (status != ZS_OK) {
+        zs_manifest_free(&named);
+        return status;
+    }
+    named->generation = e->own->generation;
+    named->chunk_numel = e->own->chunk_numel;
     zs_manifest_free(&e->manifest);
-    ZS_CHECK(describe(e, &e->manifest));
-    e->manifest->generation = e->own->generation;
-    e->manifest->chunk_numel = e->own->chunk_numel;
+    e->manifest = named;
     if (e->rank == 0)
         zs_store_sweep(e->config.state_dir,
                        (const uint64_t[2]){e->own->generation, e->own->generation});

@@ -140,7 +140,8 @@ static zs_status update(zs_engine *e, double grad_scale, zs_step_info *info)
     const zs_param_info **owners = calloc(e->param_count, sizeof *owners);
     size_t coefs = 0;
     if (!owners)
-        return zs_fail(ZS_ERR_NOMEM, "no memory for %zu coefficients", e->param_count);
+        return zs_fail(ZS_ERR_NOMEM, "zs_step: no memory for the owners of %zu parameters",
+                       e->param_count);
     for (size_t i = 0; i < e->flat_count; i++)
         if (e->flats[i].trainable)
             plan_flat(e, &e->flats[i], grad_scale, owners, &coefs);

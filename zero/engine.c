@@ -329,7 +329,7 @@ zs_status zs_group_add(zs_engine *e, const zs_group_config *config, zs_group *ou
     ZS_CHECK(zs_engine_enter(e, "zs_group_add"));
     ZS_CHECK(zs_engine_expect(e, 1u << ZS_PHASE_OPEN, "zs_group_add"));
     ZS_CHECK(check_group(config, "zs_group_add"));
-    ZS_CHECK(grow((void **)& e->groups, e->group_count, sizeof *e->groups, "groups"));
+    ZS_CHECK(grow((void **)&e->groups, e->group_count, sizeof *e->groups, "groups"));
     e->groups[e->group_count] = *config;
     if (out)
         *out = (zs_group)e->group_count;
@@ -397,7 +397,7 @@ zs_status zs_param_add(zs_engine *e, const zs_param_config *config, zs_param *ou
     ZS_CHECK(check_param(e, config, &numel));
     if (e->param_count == INT32_MAX)
         return zs_fail(ZS_ERR_ARG, "parameter '%s': too many parameters", config->name);
-    ZS_CHECK(grow((void **)& e->params, e->param_count, sizeof *e->params, "parameters"));
+    ZS_CHECK(grow((void **)&e->params, e->param_count, sizeof *e->params, "parameters"));
     zs_param_info *p = &e->params[e->param_count];
     *p = (zs_param_info){
         .ndim = config->ndim,
@@ -439,7 +439,7 @@ zs_status zs_unit_add(zs_engine *e, const char *name, const zs_param *params, si
                 return zs_fail(ZS_ERR_ARG, "unit '%s': parameter '%s' is listed twice", name,
                                p->name);
     }
-    ZS_CHECK(grow((void **)& e->units, e->unit_count, sizeof *e->units, "units"));
+    ZS_CHECK(grow((void **)&e->units, e->unit_count, sizeof *e->units, "units"));
     zs_unit_info *u = &e->units[e->unit_count];
     *u = (zs_unit_info){.count = count};
     u->params = malloc(count * sizeof *u->params);

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/crc32c.h"
@@ -63,9 +64,19 @@ zs_status zs_store_reader_open(const char *path, uint64_t commit, const zs_log *
                          path, r->super->chunk_count, r->geometry.chunk_count);
         goto fail;
     }
+    struct stat st;
     r->fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (r->fd < 0) {
+    if (r->fd < 0 || fstat(r->fd, &st) < 0) {
         status = zs_fail(ZS_ERR_IO, "store '%s' cannot be opened: %s", path, strerror(errno));
+        goto fail;
+    }
+    /* No chunk is then larger than what can be read. */
+    if (r->geometry.file_bytes > (uint64_t)st.st_size) {
+        status = zs_fail(ZS_ERR_CORRUPT,
+                         "store '%s' has %llu bytes where its chunks take %llu: it was truncated: "
+                         "restore the file from a copy",
+                         path, (unsigned long long)st.st_size,
+                         (unsigned long long)r->geometry.file_bytes);
         goto fail;
     }
     *out = r;
@@ -126,6 +137,15 @@ static zs_status read_all(const zs_store_reader *r, void *to, size_t bytes, uint
     return ZS_OK;
 }
 
+/* In elements; shards may be shorter than chunk_numel. */
+static uint64_t longest_chunk(const zs_store_geometry *geometry)
+{
+    uint64_t longest = 1;
+    for (size_t c = 0; c < geometry->chunk_count; c++)
+        longest = ZS_MAX(longest, geometry->chunks[c].numel);
+    return longest;
+}
+
 /* Brings one array of a chunk into memory. */
 static zs_status load(zs_store_reader *r, size_t chunk, int array)
 {
@@ -138,10 +158,10 @@ static zs_status load(zs_store_reader *r, size_t chunk, int array)
         return ZS_OK;
     r->chunk[array] = NONE;
     if (!r->data[array])
-        r->data[array] = malloc(ZS_MAX(r->geometry.chunk_numel, (uint64_t)1) * sizeof(float));
+        r->data[array] = malloc(longest_chunk(&r->geometry) * sizeof(float));
     if (!r->data[array])
-        return zs_fail(ZS_ERR_NOMEM, "no memory for a chunk of %llu elements",
-                       (unsigned long long)r->geometry.chunk_numel);
+        return zs_fail(ZS_ERR_NOMEM, "store '%s': no memory for a chunk of %llu elements", r->path,
+                       (unsigned long long)longest_chunk(&r->geometry));
     ZS_CHECK(read_all(r, r->data[array], bytes, offset));
     if (zs_crc32c(0, r->data[array], bytes) != slot->crc[array])
         return zs_fail(ZS_ERR_CORRUPT,

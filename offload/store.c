@@ -167,6 +167,22 @@ void zs_superblock_encode(const zs_superblock *super, unsigned char *out)
     put32(out + SUPER_CRC, super_crc(out, bytes));
 }
 
+/* Whether its shards make its chunks: nothing else is ever written, and whoever goes by one must
+ * not be led beyond the other. */
+static int chunks_match(const zs_superblock *super)
+{
+    uint64_t count = 0, total = 0;
+    if (!super->chunk_numel)
+        return 0;
+    for (size_t s = 0; s < super->shard_count; s++) {
+        if (__builtin_add_overflow(total, super->shards[s].numel, &total) ||
+            total > UINT64_MAX / 64)
+            return 0;
+        count += zs_div_up(super->shards[s].numel, super->chunk_numel);
+    }
+    return count == super->chunk_count;
+}
+
 zs_status zs_superblock_decode(const unsigned char *data, uint64_t bytes, zs_superblock *out)
 {
     *out = (zs_superblock){0};
@@ -218,6 +234,10 @@ zs_status zs_superblock_decode(const unsigned char *data, uint64_t bytes, zs_sup
             out->slots[c].crc[a] = get32(at + 4 + 4 * a);
     }
     memcpy(out->header, at, header);
+    if (!chunks_match(out)) {
+        zs_superblock_free(out);
+        return zs_fail(ZS_ERR_CORRUPT, "its chunks are not those of its shards");
+    }
     return ZS_OK;
 }
 

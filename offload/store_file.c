@@ -214,7 +214,8 @@ static zs_status read_existing(zs_store *store)
     uint64_t file_bytes = get_bytes(head + LABEL_FILE_BYTES, 8);
     label_make(want, superblock_bytes, file_bytes);
     if (memcmp(head, want, sizeof want) != 0 || superblock_bytes % ZS_PAGE ||
-        superblock_bytes == 0 || superblock_bytes > SUPER_MOST)
+        superblock_bytes == 0 || superblock_bytes > SUPER_MOST ||
+        file_bytes < area_offset(superblock_bytes, 2))
         return zs_fail(ZS_ERR_CORRUPT,
                        "store '%s': its label (the first %d bytes) is damaged: restore the file "
                        "from a copy, or use another directory",

@@ -70,7 +70,7 @@ int zs_manifest_same_shape(const zs_manifest *a, const zs_manifest *b)
 /* ---- reading ---- */
 
 typedef struct lines {
-    const char *at;
+    const char *at, *end;
     const char *where;
     size_t number;
 } lines;
@@ -128,7 +128,7 @@ static zs_status parse_flat(lines *l, zs_manifest_flat *flat)
         return zs_fail(ZS_ERR_CORRUPT, "manifest '%s', line %zu: dtype '%.*s' is not known",
                        l->where, l->number, (int)length, dtype);
     /* A line takes 9 bytes at least: a count that the text cannot hold allocates nothing. */
-    if (count > strlen(l->at) / 9)
+    if (count > (size_t)(l->end - l->at) / 9)
         return zs_fail(ZS_ERR_CORRUPT,
                        "manifest '%s', line %zu: %" PRIu64 " parameters do not fit "
                        "into what follows",
@@ -167,7 +167,7 @@ static zs_status parse(lines *l, zs_manifest *m)
     ZS_CHECK(take_count(l, "slots", 2, &slots));
     ZS_CHECK(take_count(l, "replicated", 1, &replicated));
     ZS_CHECK(take_count(l, "flats", COUNT_MOST, &flats));
-    if (flats > strlen(l->at) / 7)
+    if (flats > (size_t)(l->end - l->at) / 7)
         return zs_fail(ZS_ERR_CORRUPT,
                        "manifest '%s', line %zu: %" PRIu64 " flat buffers do not fit "
                        "into what follows",
@@ -191,7 +191,7 @@ zs_status zs_manifest_parse(const char *text, const char *where, zs_manifest **o
 {
     zs_status status;
     zs_manifest *m = calloc(1, sizeof *m);
-    lines l = {.at = text, .where = where};
+    lines l = {.at = text, .end = text + strlen(text), .where = where};
     uint64_t crc;
     *out = NULL;
     if (!m)

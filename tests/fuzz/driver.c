@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz-TARGET [-n ITERATIONS] [-s SEED] [-f FIRST] [FILE...]: runs the target on its seeds and the
- * files, then on random mutations of them. Iteration i of a seed is always the same input; -f i -n
- * 1 runs it alone, and -v prints the numbers. */
+/* fuzz-TARGET [-n ITERATIONS] [-s SEED] [-f FIRST] [-v] [FILE...]: runs the target on its seeds and
+ * the files, then on ITERATIONS (3000) random mutations of them, one after the other in this
+ * process, and says how many a second it were. Iteration i of a seed is always the same input; -f i
+ * -n 1 runs it alone, and -v prints the numbers. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "fuzz/fuzz.h"
 
@@ -110,6 +112,8 @@ int main(int argc, char **argv)
     }
     for (size_t i = 0; i < seeds; i++)
         LLVMFuzzerTestOneInput(inputs[i].bytes, inputs[i].size);
+    struct timespec begin, end;
+    clock_gettime(CLOCK_MONOTONIC, &begin);
     for (unsigned long i = first; i < first + iterations; i++) {
         uint64_t random = seed * UINT64_C(0xD1B54A32D192ED03) + i;
         if (verbose)
@@ -125,7 +129,11 @@ int main(int argc, char **argv)
         LLVMFuzzerTestOneInput(exact, mutant->size);
         free(exact);
     }
-    printf("%zu seeds, %lu mutations of seed %lu\n", seeds, iterations, seed);
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    const double seconds =
+        (double)(end.tv_sec - begin.tv_sec) + 1e-9 * (double)(end.tv_nsec - begin.tv_nsec);
+    printf("%zu seeds, %lu mutations of seed %lu, %.0f a second\n", seeds, iterations, seed,
+           (double)iterations / seconds);
     free(inputs);
     return 0;
 }

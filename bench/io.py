@@ -53,6 +53,24 @@ def ours(program, path, engine, mode, mib, depth, small):
     return float(done.stdout.split()[0])
 
 
+def fresh(program, path, args):
+    """What writing to allocated extents costs the first time."""
+    rows = []
+    for _ in range(args.pairs):
+        command = [program, path, "auto", "fresh", str(args.mib), str(args.depth)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+        rows.append([1 / float(speed) for speed in done.stdout.split()])
+    print(f"a new file of {args.mib} MiB, written and flushed three times, {args.pairs} files")
+    print(f"{'time':<8}{'s/GB':>8}{'of the third':>14}{'p10':>7}{'p90':>7}")
+    for i, name in enumerate(("first", "second", "third")):
+        ratios = [row[i] / row[2] for row in rows]
+        print(
+            f"{name:<8}{statistics.median(row[i] for row in rows):>8.3f}"
+            f"{statistics.median(ratios):>14.3f}"
+            f"{percentile(ratios, 0.1):>7.2f}{percentile(ratios, 0.9):>7.2f}"
+        )
+
+
 def percentile(values, part):
     values = sorted(values)
     return values[min(len(values) - 1, int(part * len(values)))]
@@ -66,6 +84,7 @@ def main():
     parser.add_argument("--depth", type=int, default=64)
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--small-pages", action="store_true", help="buffers of small pages on both sides")
+    parser.add_argument("--fresh", action="store_true", help="first writes to a file, in place of fio")
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--modes", default=",".join(MODES))
     args = parser.parse_args()
@@ -73,6 +92,9 @@ def main():
     worst = None
     with tempfile.TemporaryDirectory(prefix="zspill-bench-", dir=args.dir) as folder:
         path = os.path.join(folder, "file")
+        if args.fresh:
+            fresh(program, path, args)
+            return
         print(f"{args.mib} MiB, 512 KiB blocks, depth {args.depth}, {args.pairs} pairs")
         print(f"{'engine':<16}{'pass':<8}{'ours/fio':>9}{'p10':>7}{'p90':>7}{'ours':>8}{'fio':>8}  GB/s")
         for engine in args.engines.split(","):

@@ -42,6 +42,8 @@ int zs_file_allocate_plain(zs_file *file, uint64_t bytes)
     return posix_fallocate(file->fd, 0, (off_t)bytes);
 }
 
+/* Only allocated, not written: writing everything costs five times what it saves in the first step
+ * (docs/results.md). */
 static zs_status allocate(zs_io_backend *backend, zs_file *file, uint64_t bytes)
 {
     uint64_t available;
@@ -115,41 +117,6 @@ static int open_path(const char *path, int flags, int *created)
     return fd;
 }
 
-/* Allocated extents that were never written can cost more the first time: the file system journals
- * each one's change to a written one (ext4 on a busy virtual disk: 1.15 GB/s the first time, 1.63
- * GB/s from then on, medians of four rounds; three others showed no difference). And on thin,
- * sparse or compressing storage there may be no room behind them. Better now than in the first
- * steps. */
-static zs_status write_zeros(zs_file *file)
-{
-    enum { SPAN = 64 }; /* requests of one turn: the queue stays short, and the disk busy */
-    zs_io_req turns[2] = {0};
-    zs_status status = ZS_OK;
-    unsigned char *zeros = aligned_alloc(ZS_IO_ALIGN, ZS_IO_REQUEST);
-    uint64_t offset = 0;
-
-    if (!zeros)
-        return zs_fail(ZS_ERR_NOMEM, "file '%s': no memory for zeros", file->path);
-    memset(zeros, 0, ZS_IO_REQUEST);
-    for (int turn = 0; offset < file->bytes && status == ZS_OK; turn = !turn) {
-        status = zs_io_wait(file->io, &turns[turn]);
-        for (int i = 0; i < SPAN && offset < file->bytes && status == ZS_OK; i++) {
-            size_t bytes = (size_t)ZS_MIN(file->bytes - offset, (uint64_t)ZS_IO_REQUEST);
-            status = zs_io_write(file->io, file, offset, zeros, bytes, &turns[turn]);
-            offset += bytes;
-        }
-    }
-    for (int turn = 0; turn < 2; turn++) {
-        zs_io_req *req = &turns[turn];
-        /* The first message is the one to tell. */
-        if (status == ZS_OK)
-            status = zs_io_wait(file->io, req);
-    }
-    zs_io_drain_file(file->io, file);
-    free(zeros);
-    return status;
-}
-
 static const char *open_fix(int error)
 {
     switch (error) {
@@ -175,7 +142,7 @@ zs_status zs_file_open(zs_io *io, const char *path, int flags, uint64_t bytes, z
     zs_status status;
     struct stat st;
     const char *why;
-    int created = 0, guarded = 0, added = 0;
+    int created = 0, guarded = 0;
 
     *out = NULL;
     if ((flags & ZS_FILE_CREATE) && (flags & ZS_FILE_READ_ONLY))
@@ -219,15 +186,10 @@ zs_status zs_file_open(zs_io *io, const char *path, int flags, uint64_t bytes, z
                      why);
     if (backend->ops->file_add)
         backend->ops->file_add(backend, file);
-    added = 1;
-    if (flags & ZS_FILE_WRITTEN)
-        ZS_TRY(write_zeros(file));
     *out = file;
     return ZS_OK;
 
 fail:
-    if (added && backend->ops->file_remove)
-        backend->ops->file_remove(backend, file);
     if (created)
         unlink(path);
     if (guarded)

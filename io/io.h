@@ -51,10 +51,7 @@ void zs_io_unregister(zs_io *io, void *base);
 enum {
     ZS_FILE_CREATE = 1, /* make it, or truncate what is there */
     ZS_FILE_READ_ONLY = 2,
-    /* With CREATE: zeros are written to all of it (bytes: a multiple of ZS_IO_ALIGN). For files
-     * that are written again and again; see file.c for what it is good for. */
-    ZS_FILE_WRITTEN = 4,
-    ZS_FILE_BUFFERED = 8 /* through the page cache: any offset, length and address will do */
+    ZS_FILE_BUFFERED = 4 /* through the page cache: any offset, length and address will do */
 };
 /* bytes: size the file is allocated to at CREATE (posix_fallocate; ZS_ERR_NOSPACE names bytes
  * needed and free; a file that was just made is removed again). */

@@ -381,8 +381,8 @@ static zs_status allocate_file(zs_store *store)
     /* From here on it is ours to remove; what it may hold, a process that ended before its first
      * commit left behind. */
     store->made_file = 1;
-    ZS_CHECK(zs_file_open(store->io, store->path, ZS_FILE_CREATE | ZS_FILE_WRITTEN,
-                          geometry->file_bytes, &store->file));
+    ZS_CHECK(
+        zs_file_open(store->io, store->path, ZS_FILE_CREATE, geometry->file_bytes, &store->file));
     ZS_CHECK(zs_file_sync(store->io, store->file));
     memset(label, 0, ZS_PAGE);
     label_make(label, geometry->superblock_bytes, geometry->file_bytes);

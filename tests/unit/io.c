@@ -347,24 +347,13 @@ static void test_describe(void **state)
     munmap(a, 8192);
 }
 
-/* Written to all over; any length and address where it was asked for. */
-static void test_flags(void **state)
+/* Any offset, length and address where it was asked for. */
+static void test_buffered(void **state)
 {
-    enum { BYTES = 130 * ZS_IO_REQUEST + 3 * 4096 };
     zs_io *io = open_io(state, 0);
     zs_file *file = NULL;
-    zs_io_stats before, after;
     unsigned char *a = map_pages(2 << 20), *b = map_pages(2 << 20);
 
-    zs_io_get_stats(io, &before);
-    assert_int_equal(
-        zs_file_open(io, path_of("written"), ZS_FILE_CREATE | ZS_FILE_WRITTEN, BYTES, &file),
-        ZS_OK);
-    zs_io_get_stats(io, &after);
-    assert_int_equal(after.written_bytes - before.written_bytes, BYTES);
-    round_trip(io, file, 1 << 20, BYTES - (1 << 20), a, b);
-    zs_file_close(&file);
-    unlink(path_of("written"));
     logged[0] = '\0';
     assert_int_equal(
         zs_file_open(io, path_of("cached"), ZS_FILE_CREATE | ZS_FILE_BUFFERED, 1234567, &file),
@@ -427,7 +416,7 @@ int main(void)
         RUNGS(test_threads_take_turns),
         RUNGS(test_fork),
         RUNGS(test_describe),
-        RUNGS(test_flags),
+        RUNGS(test_buffered),
         RUNGS(test_sync_dir),
         cmocka_unit_test(test_engine_names),
     };

@@ -155,14 +155,6 @@ static void test_full(void **state)
         assert_int_equal(access(path_of("new"), F_OK), -1);
         close_bench(&x);
     }
-    /* A disk that has no more room than it says, behind an allocation that went well. */
-    open_spec(state, "write@4=ENOSPC", &x);
-    assert_int_equal(
-        zs_file_open(x.io, path_of("new"), ZS_FILE_CREATE | ZS_FILE_WRITTEN, BYTES, &x.file),
-        ZS_ERR_NOSPACE);
-    check_message("writing 524288 bytes at offset 1572864 of '");
-    assert_int_equal(access(path_of("new"), F_OK), -1);
-    close_bench(&x);
     /* An interrupted one is tried again. */
     open_bench(state, "allocate@1-3=EINTR;sync@1-3=EINTR", &x);
     assert_int_equal(zs_file_sync(x.io, x.file), ZS_OK);

@@ -130,7 +130,13 @@ static zs_adam_arrays arrays_of(float *master, float *exp_avg, float *exp_avg_sq
                                 void *working)
 {
     zs_dtype dtype = working ? ZS_BF16 : ZS_FP32;
-    return (zs_adam_arrays){master, exp_avg, exp_avg_sq, grad, dtype, working, dtype};
+    return (zs_adam_arrays){.master = master,
+                            .exp_avg = exp_avg,
+                            .exp_avg_sq = exp_avg_sq,
+                            .grad = grad,
+                            .grad_dtype = dtype,
+                            .working = working,
+                            .working_dtype = dtype};
 }
 
 /* Seconds of one step. working NULL: fp32 gradients; else bf16 gradients and working copy. */

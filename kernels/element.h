@@ -136,4 +136,19 @@ ZS_ELEMENT void zs_adam_element(const zs_adam_coef *c, float grad, float *master
     *exp_avg_sq = v;
 }
 
+/* torch.nn.utils.clip_grad_norm_. */
+ZS_ELEMENT zs_clip zs_clip_element(const zs_clip_config *c, double sum_squares)
+{
+    zs_clip clip;
+    clip.norm = sqrt(sum_squares) * c->unscale;
+    clip.skip = c->found_inf || !isfinite(clip.norm);
+    clip.factor = 1;
+    if (!clip.skip && c->clip_factor > 0)
+        clip.factor = c->clip_factor;
+    else if (!clip.skip && c->max_norm > 0 && c->max_norm / (clip.norm + 1e-6) < 1)
+        clip.factor = c->max_norm / (clip.norm + 1e-6);
+    clip.grad_scale = (float)(c->unscale * clip.factor);
+    return clip;
+}
+
 #endif

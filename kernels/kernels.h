@@ -30,6 +30,21 @@ typedef struct zs_adam_coef {
 void zs_adam_coef_make(zs_adam_coef *out, const zs_group_config *group, uint64_t step,
                        double grad_scale);
 
+/* What a step does with its gradients: decided from the sum of their squares. */
+typedef struct zs_clip_config {
+    double unscale;     /* multiplies gradients before all else: 1 / loss scale */
+    double clip_factor; /* above 0: clip by this */
+    double max_norm;    /* else above 0: clip to this norm */
+    int found_inf;      /* not 0: skip whatever the norm is */
+} zs_clip_config;
+
+typedef struct zs_clip {
+    double norm;      /* of the unscaled gradients */
+    double factor;    /* by which they are clipped; 1 when skipped */
+    float grad_scale; /* unscale x factor, as zs_adam_coef has it */
+    int skip;         /* found_inf, or the norm is not finite */
+} zs_clip;
+
 enum { ZS_DTYPES = 3, ZS_SUM_BLOCK = 65536 };
 
 typedef struct zs_kernels {

@@ -1,6 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernels over large arrays: on the host cut into fixed blocks that a pool works through, on an
- * accelerator queued on a stream. Same bits whatever the number of threads. */
+ * accelerator queued on a stream (ops->stream_native of its device; NULL: the device's first).
+ * Same bits on both, whatever the number of threads.
+ *
+ * What a pointer names, results too, is on an accelerator device memory or memory of its host_alloc
+ * (which it then reads and writes over the bus: zero copy), aligned to its elements; on the host
+ * any memory. Results are there for later work of the same stream, and for the host once the stream
+ * is synchronized. runs, coefs, configs and lists of sources are read before the call returns. */
 #ifndef ZS_KERNELS_MATH_H
 #define ZS_KERNELS_MATH_H
 
@@ -22,6 +28,9 @@ typedef struct zs_adam_arrays {
     zs_dtype grad_dtype;
     void *working; /* NULL: none */
     zs_dtype working_dtype;
+    /* Both are read when the work is done, not when it is queued; the fields of a zs_clip. */
+    const float *grad_scale; /* NULL: each coef's own */
+    const int *skip;         /* NULL, or *skip not 0: nothing is changed */
 } zs_adam_arrays;
 
 typedef struct zs_math zs_math;
@@ -34,10 +43,15 @@ typedef struct zs_math_ops {
                      zs_dtype src_dtype, uint64_t n);
     zs_status (*sum_sources)(zs_math *math, void *stream, void *dst, zs_dtype dtype,
                              const void *const *src, size_t sources, uint64_t n);
-    /* *out (host memory, valid after the stream is synchronized) = sum over blocks of ZS_SUM_BLOCK
-     * elements counted from x, in order */
+    /* *out = sum over blocks of ZS_SUM_BLOCK elements counted from x, in order */
     zs_status (*sum_squares)(zs_math *math, void *stream, const void *x, zs_dtype dtype, uint64_t n,
                              double *out);
+    /* *out = sums[0] + sums[1] + ... in order */
+    zs_status (*sum_doubles)(zs_math *math, void *stream, const double *sums, size_t count,
+                             double *out);
+    /* *out from sums[0] + sums[1] + ... in order */
+    zs_status (*clip)(zs_math *math, void *stream, const zs_clip_config *config, const double *sums,
+                      size_t count, zs_clip *out);
     void (*close)(zs_math *math);
 } zs_math_ops;
 

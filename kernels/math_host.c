@@ -6,6 +6,7 @@
 
 #include "base/status.h"
 #include "base/util.h"
+#include "kernels/element.h"
 #include "kernels/fpmode.h"
 
 enum {
@@ -59,6 +60,7 @@ static void adam_block(void *arg, size_t index, int worker)
     const adam_job *job = arg;
     const zs_adam_arrays *a = job->arrays;
     uint64_t begin = job->runs[0].first + (uint64_t)index * BLOCK, end = begin + BLOCK;
+    zs_adam_coef coef;
     zs_fpmode mode = zs_fpmode_enter();
     for (size_t r = run_find(job, begin); r < job->run_count && job->runs[r].first < end; r++) {
         const zs_adam_run *run = &job->runs[r];
@@ -66,10 +68,13 @@ static void adam_block(void *arg, size_t index, int worker)
             continue;
         uint64_t first = ZS_MAX(run->first, begin);
         uint64_t n = ZS_MIN(run->first + run->count, end) - first;
+        coef = *run->coef;
+        if (a->grad_scale)
+            coef.grad_scale = *a->grad_scale;
         job->kernels->adam[a->grad_dtype][a->working_dtype](
             n, a->master + first, a->exp_avg + first, a->exp_avg_sq + first,
             at(a->grad, a->grad_dtype, first), at_mutable(a->working, a->working_dtype, first),
-            run->coef);
+            &coef);
     }
     zs_fpmode_leave(mode);
 }
@@ -87,7 +92,7 @@ static zs_status host_adam(zs_math *math, void *stream, const zs_adam_arrays *ar
                            r, (unsigned long long)runs[r].first, (unsigned long long)end);
         end = runs[r].first + runs[r].count;
     }
-    if (run_count == 0 || end == runs[0].first)
+    if (run_count == 0 || end == runs[0].first || (arrays->skip && *arrays->skip))
         return ZS_OK;
     adam_job job = {host->kernels, arrays, runs, run_count};
     zs_pool_run(host->pool, adam_block, &job, zs_div_up(end - runs[0].first, BLOCK));
@@ -214,6 +219,29 @@ static zs_status host_sum_squares(zs_math *math, void *stream, const void *x, zs
     return ZS_OK;
 }
 
+static zs_status host_sum_doubles(zs_math *math, void *stream, const double *sums, size_t count,
+                                  double *out)
+{
+    double sum = 0;
+    zs_fpmode mode = zs_fpmode_enter();
+    for (size_t i = 0; i < count; i++)
+        sum += sums[i];
+    zs_fpmode_leave(mode);
+    *out = sum;
+    return ZS_OK;
+}
+
+static zs_status host_clip(zs_math *math, void *stream, const zs_clip_config *config,
+                           const double *sums, size_t count, zs_clip *out)
+{
+    double sum;
+    ZS_CHECK(host_sum_doubles(math, stream, sums, count, &sum));
+    zs_fpmode mode = zs_fpmode_enter();
+    *out = zs_clip_element(config, sum);
+    zs_fpmode_leave(mode);
+    return ZS_OK;
+}
+
 /* ---- open and close ---- */
 
 static void host_close(zs_math *math)
@@ -227,6 +255,8 @@ static const zs_math_ops host_ops = {
     .add = host_add,
     .sum_sources = host_sum_sources,
     .sum_squares = host_sum_squares,
+    .sum_doubles = host_sum_doubles,
+    .clip = host_clip,
     .close = host_close,
 };
 

@@ -245,13 +245,13 @@ static zs_status step_resident(zs_states *states, step *work)
         float **at = &states->resident[s * ZS_STORE_ARRAYS];
         if (!states->shards[s].numel || streams(states, work->inputs, s))
             continue;
-        zs_adam_arrays arrays = {at[0],
-                                 at[1],
-                                 at[2],
-                                 input->grad,
-                                 input->grad_dtype,
-                                 input->working,
-                                 states->shards[s].working_dtype};
+        zs_adam_arrays arrays = {.master = at[0],
+                                 .exp_avg = at[1],
+                                 .exp_avg_sq = at[2],
+                                 .grad = input->grad,
+                                 .grad_dtype = input->grad_dtype,
+                                 .working = input->working,
+                                 .working_dtype = states->shards[s].working_dtype};
         uint64_t span = trace ? zs_trace_now() : 0;
         double begin = zs_now();
         ZS_CHECK(math->ops->adam(math, NULL, &arrays, input->runs, input->run_count));

@@ -183,19 +183,16 @@ static zs_status take_step(zs_engine *e, const zs_step_config *c, zs_step_info *
     ZS_CHECK(zs_gather_invalidate(e));
     ZS_CHECK(zs_window_flush(e));
     ZS_CHECK(sum_squares(e, &total, &found_inf));
-    const double unscale = c->grad_scale / e->loss_scale;
-    const double norm = sqrt(total) * unscale;
-    info->grad_norm = norm;
-    info->clip_factor = 1;
-    if (found_inf || !isfinite(norm)) {
-        info->skipped = 1;
-        return skip(e, norm);
-    }
-    if (c->clip_factor > 0)
-        info->clip_factor = c->clip_factor;
-    else if (c->max_norm > 0)
-        info->clip_factor = ZS_MIN(1.0, c->max_norm / (norm + 1e-6));
-    return apply(e, unscale * info->clip_factor, info);
+    const zs_clip_config config = {.unscale = c->grad_scale / e->loss_scale,
+                                   .clip_factor = c->clip_factor,
+                                   .max_norm = c->max_norm,
+                                   .found_inf = found_inf};
+    zs_clip clip;
+    ZS_CHECK(e->math->ops->clip(e->math, NULL, &config, &total, 1, &clip));
+    info->grad_norm = clip.norm;
+    info->clip_factor = clip.factor;
+    info->skipped = clip.skip;
+    return clip.skip ? skip(e, clip.norm) : apply(e, config.unscale * clip.factor, info);
 }
 
 static zs_status check_step(const zs_step_config *c)

@@ -108,9 +108,13 @@ static void adam_any_threads(void)
         zs_pool *pool;
         zs_math *math = math_with(threads[t], &pool);
         state got = state_make();
-        zs_adam_arrays arrays = {got.master.data, got.exp_avg.data, got.exp_avg_sq.data,
-                                 got.grad.data,   ZS_BF16,          got.working.data,
-                                 ZS_BF16};
+        zs_adam_arrays arrays = {.master = got.master.data,
+                                 .exp_avg = got.exp_avg.data,
+                                 .exp_avg_sq = got.exp_avg_sq.data,
+                                 .grad = got.grad.data,
+                                 .grad_dtype = ZS_BF16,
+                                 .working = got.working.data,
+                                 .working_dtype = ZS_BF16};
         char what[64];
         snprintf(what, sizeof what, "math_host adam, %d threads", threads[t]);
         check_that(math->ops->adam(math, NULL, &arrays, runs, count) == ZS_OK, what);
@@ -126,7 +130,7 @@ static void adam_bad_runs(void)
     zs_pool *pool;
     zs_math *math = math_with(2, &pool);
     float x[8] = {0};
-    zs_adam_arrays arrays = {x, x, x, x, ZS_FP32, NULL, ZS_FP32};
+    zs_adam_arrays arrays = {.master = x, .exp_avg = x, .exp_avg_sq = x, .grad = x};
     zs_adam_run runs[2] = {{4, 4, NULL}, {3, 1, NULL}}, empty = {3, 0, NULL};
     check_that(math->ops->adam(math, NULL, &arrays, runs, 2) == ZS_ERR_INTERNAL,
                "math_host adam: runs that descend are refused");
@@ -135,6 +139,72 @@ static void adam_bad_runs(void)
     check_that(math->ops->adam(math, NULL, &arrays, NULL, 0) == ZS_OK, "math_host adam: no runs");
     check_that(math->ops->adam(math, NULL, &arrays, &empty, 1) == ZS_OK,
                "math_host adam: an empty run");
+    math_done(math, pool);
+}
+
+/* Scale and verdict that are known only when the work is done. */
+static void adam_scale_and_skip(void)
+{
+    zs_pool *pool;
+    zs_math *math = math_with(2, &pool);
+    zs_adam_coef coef;
+    zs_group_config group = {.lr = 0.01, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8};
+    zs_adam_coef_make(&coef, &group, 1, 99);
+    const zs_adam_run run = {0, N, &coef};
+    state got = state_make(), want = state_make();
+    float scale = 0.25f;
+    int skip = 1;
+    zs_adam_arrays arrays = {.master = got.master.data,
+                             .exp_avg = got.exp_avg.data,
+                             .exp_avg_sq = got.exp_avg_sq.data,
+                             .grad = got.grad.data,
+                             .grad_dtype = ZS_BF16,
+                             .working = got.working.data,
+                             .working_dtype = ZS_BF16,
+                             .grad_scale = &scale,
+                             .skip = &skip};
+    check_that(math->ops->adam(math, NULL, &arrays, &run, 1) == ZS_OK, "adam");
+    state_compare("math_host adam: skipped", &got, &want);
+    skip = 0;
+    check_that(math->ops->adam(math, NULL, &arrays, &run, 1) == ZS_OK, "adam");
+    coef.grad_scale = scale;
+    zs_kernels_find("c")->adam[ZS_BF16][ZS_BF16](N, want.master.data, want.exp_avg.data,
+                                                 want.exp_avg_sq.data, want.grad.data,
+                                                 want.working.data, &coef);
+    state_compare("math_host adam: scale from memory", &got, &want);
+    state_free(&got);
+    state_free(&want);
+    math_done(math, pool);
+}
+
+static void clip_decides(void)
+{
+    static const struct {
+        const char *what;
+        zs_clip_config config;
+        double sums[2];
+        zs_clip want;
+    } cases[] = {
+        {"no clipping", {.unscale = 0.5}, {9, 16}, {2.5, 1, 0.5f, 0}},
+        {"norm below the limit", {.unscale = 0.5, .max_norm = 3}, {9, 16}, {2.5, 1, 0.5f, 0}},
+        {"norm above the limit",
+         {.unscale = 1, .max_norm = 2},
+         {9, 16},
+         {5, 2 / (5 + 1e-6), (float)(2 / (5 + 1e-6)), 0}},
+        {"a given factor", {.unscale = 2, .clip_factor = 4, .max_norm = 1}, {9, 16}, {10, 4, 8, 0}},
+        {"found_inf", {.unscale = 2, .max_norm = 1, .found_inf = 1}, {9, 16}, {10, 1, 2, 1}},
+        {"overflow", {.unscale = 1, .max_norm = 1}, {9, INFINITY}, {INFINITY, 1, 1, 1}},
+    };
+    zs_pool *pool;
+    zs_math *math = math_with(1, &pool);
+    for (size_t i = 0; i < ZS_COUNT(cases); i++) {
+        zs_clip got;
+        check_that(math->ops->clip(math, NULL, &cases[i].config, cases[i].sums, 2, &got) == ZS_OK,
+                   cases[i].what);
+        check_that(got.norm == cases[i].want.norm && got.factor == cases[i].want.factor &&
+                       got.grad_scale == cases[i].want.grad_scale && got.skip == cases[i].want.skip,
+                   cases[i].what);
+    }
     math_done(math, pool);
 }
 
@@ -250,6 +320,8 @@ int main(void)
 {
     adam_any_threads();
     adam_bad_runs();
+    adam_scale_and_skip();
+    clip_decides();
     plain_any_threads();
     callers_mode();
     mask();

@@ -44,7 +44,7 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root" || exit 1
 . scripts/packages.sh
 
-packages="$ZSPILL_BUILD_PACKAGES libcmocka-dev python3 python3-numpy clang-format"
+packages="$ZSPILL_BUILD_PACKAGES g++ libcmocka-dev python3 python3-numpy clang-format"
 # mpich brings mpiexec; where another MPI is already in use, that one is taken.
 command -v mpiexec >/dev/null || packages="$packages mpich"
 command -v mpicc >/dev/null || packages="$packages libmpich-dev"

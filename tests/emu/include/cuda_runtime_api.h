@@ -42,6 +42,15 @@ enum cudaMemcpyKind {
 #define cudaHostRegisterPortable 0x01
 #define cudaHostRegisterMapped   0x02
 
+enum cudaFuncAttribute {
+    cudaFuncAttributeMaxDynamicSharedMemorySize = 8
+};
+
+struct cudaFuncAttributes {
+    int maxThreadsPerBlock;
+    int maxDynamicSharedSizeBytes;
+};
+
 struct cudaDeviceProp {
     char name[256];
     size_t totalGlobalMem;
@@ -75,6 +84,9 @@ cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind,
                             cudaStream_t stream);
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream);
+
+cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attribute, int value);
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *out, const void *kernel);
 
 #ifdef __cplusplus
 }

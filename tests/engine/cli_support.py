@@ -16,6 +16,10 @@ from data import data_path  # noqa: E402 pylint: disable=wrong-import-position,u
 BUILD = os.environ.get("ZSPILL_BUILD_ROOT", "build")
 PROGRAM = os.path.join(BUILD, "cli", "zspill")
 TIMEOUT = 300
+STATE_SHAPE = ("--ranks", 2, "--micro-batch", 2, "--zero-stage", 2)
+# docs/format.md
+LABEL, SUPERBLOCKS, VERSION_AT = 0, 4096, 8
+STATE_STEPS = 5
 
 CONFIG = dict(
     architectures=["LlamaForCausalLM"],
@@ -142,6 +146,63 @@ class Case(unittest.TestCase):
         self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
         out = self.path("out")
         self.assertEqual(sorted(os.listdir(out)) if os.path.isdir(out) else [], sorted(left))
+        return done
+
+
+class StateCase(Case):
+    """Runs with states on disk, and ways into their files."""
+
+    def nvme(self, *more, steps=3, out="out", states="states", shape=STATE_SHAPE):
+        where = "nvme:" + self.path(states)
+        return self.small("--steps", steps, *shape, "--offload-optimizer", where, *more, out=out)
+
+    def rank(self, number, states="states"):
+        return self.path(states, f"zspill-rank{number:05}.state")
+
+    def flip(self, path, offset):
+        with open(path, "r+b") as file:
+            file.seek(offset)
+            byte = file.read(1)[0]
+            file.seek(offset)
+            file.write(bytes([byte ^ 0x10]))
+
+    def areas(self, path):
+        """Offsets of the superblocks: the one in force, the other; and where chunks begin."""
+        with open(path, "rb") as file:
+            blob = file.read()
+        (size,) = struct.unpack_from("<Q", blob, 16)
+        at = [SUPERBLOCKS, SUPERBLOCKS + size]
+        at.sort(key=lambda o: -struct.unpack_from("<Q", blob, o + 48)[0])
+        return at[0], at[1], SUPERBLOCKS + 2 * size
+
+    def refused(self, message, *args):
+        """A resume that fails so, and changes nothing of what is committed."""
+        states = self.path("states")
+        before = {n: os.path.getsize(os.path.join(states, n)) for n in os.listdir(states)}
+        done = run(*self.nvme("--resume", *args, steps=STATE_STEPS))
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        for word in [message] if isinstance(message, str) else message:
+            self.assertIn(word, done.stderr)
+        self.assertNotIn("step 4/5", done.stdout)
+        after = {n: os.path.getsize(os.path.join(states, n)) for n in os.listdir(states)}
+        self.assertEqual({n: after.get(n) for n in before}, before)
+        return done
+
+    def weights(self, out="out"):
+        with open(self.path(out, "model.safetensors"), "rb") as file:
+            return file.read()
+
+    def undisturbed(self):
+        """What a run of STATE_STEPS steps ends with."""
+        if not os.path.exists(self.path("whole")):
+            self.good(*self.small("--steps", STATE_STEPS, *STATE_SHAPE, out="whole"))
+        return self.weights("whole")
+
+    def goes_on(self, *args, step=3):
+        """A resume at step that ends as the undisturbed run does."""
+        done = self.good(*self.nvme("--resume", *args, steps=STATE_STEPS))
+        self.assertIn(f"resumed at step {step}\n", done.stdout)
+        self.assertEqual(self.weights(), self.undisturbed())
         return done
 
 

@@ -14,9 +14,9 @@ STEPS = 6
 
 
 class Faults(Case):
-    def train(self, faults="", out="out", ranks=2, **kwargs):
+    def train(self, faults="", out="out", ranks=2, steps=STEPS, **kwargs):
         args = self.small(
-            "--steps", STEPS, "--micro-batch", 2, "--ranks", ranks, "--zero-stage", 3, "--out",
+            "--steps", steps, "--micro-batch", 2, "--ranks", ranks, "--zero-stage", 3, "--out",
             self.path(out), "--offload-optimizer", "nvme:" + self.path(out + "-state"),
             "--offload-params", "nvme:" + self.path(out + "-params"), *kwargs.pop("more", ()),
         )
@@ -44,6 +44,10 @@ class Faults(Case):
             "read@3=EIO,file=.params": "Input/output error",
             "sync@9=EIO,file=.state": "Input/output error",
             "write@60=ENOSPC,file=.state": "No space left on device",
+            "write@50=EDQUOT,file=.state": "Disk quota exceeded",
+            "write@50+=EAGAIN,file=.state": "Resource temporarily unavailable",
+            "read@9+=EAGAIN": "Resource temporarily unavailable",
+            "sync@15=ENOSPC,file=.state": "No space left on device; what was written since",
             "rename@1=EROFS": "zspill.manifest' cannot be put in place: Read-only file system",
         }
         expected = self.expected()
@@ -55,12 +59,70 @@ class Faults(Case):
                 self.assertIn(message, done.stderr)
                 self.resumes(expected, out)
 
+    def test_messages_at_resume(self):
+        cases = {
+            "read@2=EIO,file=.state": "Input/output error",
+            "read@3=flip,file=.state": "the file or the disk is damaged",
+            "write@1=EIO,file=.params": "writing ",
+            "sync@1=EIO": "Input/output error",
+        }
+        expected = self.expected()
+        done = self.train(steps=3)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for faults, message in cases.items():
+            with self.subTest(faults=faults):
+                done = self.train(faults, more=["--resume"])
+                self.assertEqual(done.returncode, 1, done.stderr)
+                self.assertIn(message, done.stderr)
+                self.assertNotIn("step 4/", done.stdout)
+        self.resumes(expected)
+
+    def test_bits_that_flip_on_the_medium(self):
+        """Who reads the commit that was written so says so; what is not in force harms nobody."""
+        expected, refused = self.expected(), 0
+        for number in range(12, 20):
+            out = f"out{number}"
+            done = self.train(f"write@{number}=flip,file=rank00001.state", out, steps=3)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            done = self.train(out=out, more=["--resume"])
+            if done.returncode == 0:
+                self.assertEqual(self.weights(out), expected)
+                continue
+            refused += 1
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertIn("rank00001.state': chunk ", done.stderr)
+            self.assertIn("the file or the disk is damaged", done.stderr)
+        self.assertIn(refused, range(1, 8))
+
+    def test_reads_in_mid_run(self):
+        """A ring that is too small for all states: each step reads them."""
+        larger = self.write_config("larger.json", hidden_size=64, intermediate_size=96)
+        more = ["--init", larger, "--buffer-bytes", 3 * 16 * 4096]
+        done = self.train(out="whole", more=more)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        cases = {
+            "read@30=EIO,file=.state": r"reading \d+ bytes at offset \d+ of '.*state': Input/output",
+            "read@40=flip,file=.state": "the file or the disk is damaged",
+            "read@50+=EAGAIN,file=.state": "Resource temporarily unavailable",
+        }
+        for number, (faults, message) in enumerate(cases.items()):
+            with self.subTest(faults=faults):
+                out = f"out{number}"
+                done = self.train(faults, out, more=more)
+                self.assertEqual(done.returncode, 1, done.stderr)
+                self.assertRegex(done.stderr, message)
+                self.assertIn("step 1/", done.stdout)
+                done = self.train(out=out, more=[*more, "--resume"])
+                self.assertIn("resumed at step ", done.stdout)
+                self.assertEqual(self.weights(out), self.weights("whole"))
+
     def test_weather(self):
         """What is not an error changes nothing."""
         expected = self.expected()
         for number, faults in enumerate(
             (
                 "read@5/7=EAGAIN;write@5/7=EAGAIN",
+                "read@3-400=EAGAIN;write@50-500=EAGAIN",
                 "read@3/5=short;write@2/3=short",
                 "read@2/9=delay:2;sync@3=EINTR",
             )

@@ -23,6 +23,8 @@ static const zs_cuda_host host = {
     .vfail_prefix = zs_vfail_prefix,
     .host_alloc = zs_host_alloc,
     .host_free = zs_host_free,
+    .mem_alloc = zs_mem_alloc,
+    .mem_free = zs_mem_free,
 };
 
 zs_status zs_cuda_open(const zs_cuda_plugin **out)

@@ -10,6 +10,8 @@
 
 #include "device/device.h"
 
+struct zs_math; /* kernels/math.h */
+
 #define ZS_CUDA_ENTRY "zs_cuda_entry_1"
 enum { ZS_CUDA_VERSION = 1, ZS_CUDA_NAME_MAX = 64 };
 
@@ -21,6 +23,10 @@ typedef struct zs_cuda_host {
     /* The host device's memory: what the plug-in pins. */
     zs_status (*host_alloc)(size_t bytes, void **out);
     void (*host_free)(void *ptr, size_t bytes);
+    /* zs_mem_alloc and zs_mem_free. */
+    zs_status (*mem_alloc)(zs_device *device, zs_ledger *ledger, zs_tier tier, const char *purpose,
+                           size_t bytes, zs_mem *out);
+    void (*mem_free)(zs_mem *mem);
 } zs_cuda_host;
 
 typedef struct zs_cuda_info {
@@ -36,6 +42,9 @@ typedef struct zs_cuda_plugin {
     zs_status (*device_count)(int *out);
     zs_status (*device_info)(int ordinal, zs_cuda_info *out);
     zs_status (*device_open)(int ordinal, zs_device **out);
+    /* device, which is one of device_open, and ledger are borrowed. Loads the kernels and takes
+     * 32 KiB of device memory; one thread at a time may use it, on any streams of the device. */
+    zs_status (*math_open)(zs_device *device, zs_ledger *ledger, struct zs_math **out);
 } zs_cuda_plugin;
 
 /* What ZS_CUDA_ENTRY names. NULL: host->version is not the plug-in's. host must stay. */

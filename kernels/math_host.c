@@ -8,6 +8,7 @@
 #include "base/util.h"
 #include "kernels/element.h"
 #include "kernels/fpmode.h"
+#include "kernels/runs.h"
 
 enum {
     BLOCK = 65536,   /* elements; smaller ones of Adam lose 2 % to the cold start of each */
@@ -83,19 +84,13 @@ static zs_status host_adam(zs_math *math, void *stream, const zs_adam_arrays *ar
                            const zs_adam_run *runs, size_t run_count)
 {
     const host_math *host = (const host_math *)math;
-    uint64_t end = 0;
-    for (size_t r = 0; r < run_count; r++) {
-        if (runs[r].first < end)
-            return zs_fail(ZS_ERR_INTERNAL,
-                           "adam: run %zu starts at element %llu, before the previous one ends at "
-                           "%llu: runs must ascend",
-                           r, (unsigned long long)runs[r].first, (unsigned long long)end);
-        end = runs[r].first + runs[r].count;
-    }
-    if (run_count == 0 || end == runs[0].first || (arrays->skip && *arrays->skip))
+    ZS_CHECK(zs_adam_runs_check(runs, run_count));
+    if (run_count == 0 || (arrays->skip && *arrays->skip))
         return ZS_OK;
+    const zs_adam_run *last = &runs[run_count - 1];
+    const uint64_t count = last->first + last->count - runs[0].first;
     adam_job job = {host->kernels, arrays, runs, run_count};
-    zs_pool_run(host->pool, adam_block, &job, zs_div_up(end - runs[0].first, BLOCK));
+    zs_pool_run(host->pool, adam_block, &job, zs_div_up(count, BLOCK));
     return ZS_OK;
 }
 

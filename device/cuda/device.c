@@ -23,11 +23,19 @@ zs_status zs_cuda_status(cudaError_t code, const char *what)
     return zs_fail(status, "%s: %s (%s)", what, cudaGetErrorString(code), cudaGetErrorName(code));
 }
 
-/* CUDA's present device belongs to the thread, and any thread may call. */
-static zs_status enter(const zs_device *device)
+zs_status zs_cuda_enter(const zs_device *device)
 {
     const zs_cuda_device *d = (const zs_cuda_device *)device;
     return zs_cuda_status(cudaSetDevice(d->ordinal), "choosing the CUDA device");
+}
+
+zs_status zs_cuda_load(const void *const *kernels, size_t count)
+{
+    struct cudaFuncAttributes attributes;
+    for (size_t i = 0; i < count; i++)
+        ZS_CHECK(zs_cuda_status(cudaFuncGetAttributes(&attributes, kernels[i]),
+                                "loading a kernel (does the device's architecture fit?)"));
+    return ZS_OK;
 }
 
 static cudaStream_t native(const zs_device *device, const zs_stream *stream)
@@ -42,7 +50,7 @@ static zs_status cuda_alloc(zs_device *device, size_t bytes, void **out)
     *out = NULL;
     if (!bytes)
         return ZS_OK;
-    zs_status status = enter(device);
+    zs_status status = zs_cuda_enter(device);
     if (status != ZS_OK)
         return status;
     void *ptr = NULL;
@@ -62,14 +70,14 @@ fail:
 static void cuda_free(zs_device *device, void *ptr, size_t bytes)
 {
     (void)bytes;
-    if (ptr && enter(device) == ZS_OK)
+    if (ptr && zs_cuda_enter(device) == ZS_OK)
         (void)cudaFree(ptr);
 }
 
 static zs_status cuda_host_alloc(zs_device *device, size_t bytes, void **out)
 {
     *out = NULL;
-    ZS_CHECK(enter(device));
+    ZS_CHECK(zs_cuda_enter(device));
     void *ptr;
     ZS_CHECK(zs_cuda_host_table->host_alloc(bytes, &ptr));
     if (ptr) {
@@ -89,14 +97,14 @@ static void cuda_host_free(zs_device *device, void *ptr, size_t bytes)
 {
     if (!ptr)
         return;
-    if (enter(device) == ZS_OK)
+    if (zs_cuda_enter(device) == ZS_OK)
         (void)cudaHostUnregister(ptr);
     zs_cuda_host_table->host_free(ptr, bytes);
 }
 
 static zs_status cuda_mem_info(zs_device *device, size_t *free_bytes, size_t *total_bytes)
 {
-    ZS_CHECK(enter(device));
+    ZS_CHECK(zs_cuda_enter(device));
     return zs_cuda_status(cudaMemGetInfo(free_bytes, total_bytes), "asking for free device memory");
 }
 
@@ -105,7 +113,7 @@ static zs_status cuda_mem_info(zs_device *device, size_t *free_bytes, size_t *to
 static zs_status cuda_stream_open(zs_device *device, zs_stream **out)
 {
     *out = NULL;
-    ZS_CHECK(enter(device));
+    ZS_CHECK(zs_cuda_enter(device));
     zs_stream *stream = malloc(sizeof *stream);
     if (!stream)
         return zs_fail(ZS_ERR_NOMEM, "CUDA stream: out of memory");
@@ -122,14 +130,14 @@ static void cuda_stream_close(zs_device *device, zs_stream *stream)
 {
     if (!stream)
         return;
-    if (enter(device) == ZS_OK)
+    if (zs_cuda_enter(device) == ZS_OK)
         (void)cudaStreamDestroy(stream->native);
     free(stream);
 }
 
 static zs_status cuda_stream_sync(zs_device *device, zs_stream *stream)
 {
-    ZS_CHECK(enter(device));
+    ZS_CHECK(zs_cuda_enter(device));
     return zs_cuda_status(cudaStreamSynchronize(native(device, stream)),
                           "waiting for a CUDA stream");
 }
@@ -142,7 +150,7 @@ static void *cuda_stream_native(zs_device *device, zs_stream *stream)
 static zs_status cuda_event_open(zs_device *device, zs_event **out)
 {
     *out = NULL;
-    ZS_CHECK(enter(device));
+    ZS_CHECK(zs_cuda_enter(device));
     zs_event *event = malloc(sizeof *event);
     if (!event)
         return zs_fail(ZS_ERR_NOMEM, "CUDA event: out of memory");
@@ -159,28 +167,28 @@ static void cuda_event_close(zs_device *device, zs_event *event)
 {
     if (!event)
         return;
-    if (enter(device) == ZS_OK)
+    if (zs_cuda_enter(device) == ZS_OK)
         (void)cudaEventDestroy(event->native);
     free(event);
 }
 
 static zs_status cuda_event_record(zs_device *device, zs_event *event, zs_stream *stream)
 {
-    ZS_CHECK(enter(device));
+    ZS_CHECK(zs_cuda_enter(device));
     return zs_cuda_status(cudaEventRecord(event->native, native(device, stream)),
                           "recording a CUDA event");
 }
 
 static zs_status cuda_event_wait(zs_device *device, zs_event *event, zs_stream *stream)
 {
-    ZS_CHECK(enter(device));
+    ZS_CHECK(zs_cuda_enter(device));
     return zs_cuda_status(cudaStreamWaitEvent(native(device, stream), event->native, 0),
                           "letting a CUDA stream wait for an event");
 }
 
 static zs_status cuda_event_sync(zs_device *device, zs_event *event)
 {
-    ZS_CHECK(enter(device));
+    ZS_CHECK(zs_cuda_enter(device));
     return zs_cuda_status(cudaEventSynchronize(event->native), "waiting for a CUDA event");
 }
 
@@ -191,7 +199,7 @@ static zs_status cuda_copy(zs_device *device, void *dst, const void *src, size_t
 {
     if (!bytes || dst == src)
         return ZS_OK;
-    ZS_CHECK(enter(device));
+    ZS_CHECK(zs_cuda_enter(device));
     return zs_cuda_status(
         cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, native(device, stream)),
         "queueing a copy");
@@ -201,7 +209,7 @@ static zs_status cuda_zero(zs_device *device, void *dst, size_t bytes, zs_stream
 {
     if (!bytes)
         return ZS_OK;
-    ZS_CHECK(enter(device));
+    ZS_CHECK(zs_cuda_enter(device));
     return zs_cuda_status(cudaMemsetAsync(dst, 0, bytes, native(device, stream)),
                           "queueing a fill with zeros");
 }

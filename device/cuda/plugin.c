@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The one entry of libzspill-cuda.so, and its side of messages. */
 #include "device/cuda/cuda.h"
+#include "kernels/cuda/math.h"
 
 const zs_cuda_host *zs_cuda_host_table;
 
@@ -28,6 +29,7 @@ static const zs_cuda_plugin plugin = {
     .device_count = zs_cuda_device_count,
     .device_info = zs_cuda_device_info,
     .device_open = zs_cuda_device_open,
+    .math_open = zs_cuda_math_open,
 };
 
 const zs_cuda_plugin *zs_cuda_plugin_table(void)

@@ -18,9 +18,10 @@
 
 #define ZS_ELEMENT static inline __host__ __device__
 
-extern "C" {
 #include "device/cuda/cuda.h"
-}
+
+/* The address of a kernel (or of an instance of a template) for zs_cuda_load. */
+#define ZS_KERNEL(...) reinterpret_cast<const void *>(&__VA_ARGS__)
 
 /* After a launch. */
 static inline zs_status zs_launched(const char *kernel)

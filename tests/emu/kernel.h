@@ -11,6 +11,7 @@
 #include <tuple>
 #include <type_traits>
 
+#include "kernels/cuda/kernels.h"
 #include "tests/emu/emu.h"
 #include "tests/emu/schedule.h"
 
@@ -37,6 +38,13 @@ template <class T> static inline T emu_argument(T value)
         return (T)emu_pointer((const void *)value);
     else
         return value;
+}
+
+template <> inline zs_cuda_sources emu_argument(zs_cuda_sources value)
+{
+    for (const void *&source : value.at)
+        source = emu_pointer(source);
+    return value;
 }
 
 template <class... P, class... A>

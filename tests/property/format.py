@@ -25,7 +25,7 @@ def main():
         for top in FOLDERS
         for folder, _, names in os.walk(os.path.join(root, top))
         for name in names
-        if name.endswith((".c", ".h"))
+        if name.endswith((".c", ".cu", ".h"))
     )
     if not files:
         print("no C files found")

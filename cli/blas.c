@@ -2,11 +2,13 @@
 #include "cli/blas.h"
 
 #include <cblas.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <unistd.h>
 
+#include "base/status.h"
 #include "base/util.h"
 
 /* NULL: leave OpenBLAS alone. */
@@ -29,9 +31,16 @@ static const char *better_core(void)
     return NULL;
 }
 
-void zs_blas_mend(char **argv)
+zs_status zs_blas_mend(char **argv)
 {
     const char *core = getenv("OPENBLAS_CORETYPE") ? NULL : better_core();
-    if (core && !setenv("OPENBLAS_CORETYPE", core, 1))
+    if (!core)
+        return ZS_OK;
+    if (!setenv("OPENBLAS_CORETYPE", core, 1))
         execv("/proc/self/exe", argv);
+    /* To go on would be slow, and give other bits than the next start. */
+    return zs_fail(errno == ENOMEM ? ZS_ERR_NOMEM : ZS_ERR_UNSUPPORTED,
+                   "OpenBLAS takes this processor for a %s, and the program cannot start itself "
+                   "again to say otherwise: %s: set OPENBLAS_CORETYPE=%s",
+                   openblas_get_corename(), strerror(errno), core);
 }

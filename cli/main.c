@@ -77,7 +77,10 @@ static void fill_standard_streams(void)
 int main(int argc, char **argv)
 {
     fill_standard_streams();
-    zs_blas_mend(argv);
+    if (zs_blas_mend(argv) != ZS_OK) {
+        zs_cli_error("%s", zs_last_error());
+        return ZS_EXIT_FAILED;
+    }
     /* A closed pipe is to be an error like a full disk, not a silent death. */
     signal(SIGPIPE, SIG_IGN);
     int code = dispatch(argc, argv);

@@ -13,6 +13,7 @@
 
 #include "base/status.h"
 #include "base/util.h"
+#include "model/json.h"
 
 struct zs_metrics {
     char *path;
@@ -63,9 +64,10 @@ static zs_status append(zs_metrics *metrics, const char *text, size_t bytes)
     return ZS_OK;
 }
 
-/* The step of a whole row; -1: not one. */
+/* The step of a whole row; -1: not one, or (zs_json_lacks_memory) nobody knows. */
 static json_int_t row_step(const char *line, size_t bytes)
 {
+    zs_json_watch();
     json_t *row = bytes && line[bytes - 1] == '\n' ? json_loadb(line, bytes, 0, NULL) : NULL;
     json_t *step = json_object_get(row, "step");
     json_int_t value = json_is_integer(step) ? json_integer_value(step) : -1;
@@ -81,8 +83,11 @@ static zs_status keep_rows(zs_metrics *metrics, FILE *from, FILE *to, uint64_t s
     ssize_t bytes;
     int dropped = 0;
     *whole = 1;
+    zs_json_watch();
     while ((bytes = getline(&line, &capacity, from)) > 0) {
         json_int_t number = row_step(line, (size_t)bytes);
+        if (zs_json_lacks_memory())
+            break;
         if (number < 0 || (uint64_t)number > step) {
             dropped = 1;
             continue;
@@ -92,7 +97,10 @@ static zs_status keep_rows(zs_metrics *metrics, FILE *from, FILE *to, uint64_t s
             break;
         metrics->rows = 1;
     }
+    const int lacks_memory = zs_json_lacks_memory();
     free(line);
+    if (lacks_memory)
+        return zs_fail(ZS_ERR_NOMEM, "--metrics %s: no memory to read its rows", metrics->path);
     return ferror(from) || ferror(to) ? fail_write(metrics) : ZS_OK;
 }
 
@@ -135,9 +143,12 @@ static void set_count(json_t *object, const char *key, uint64_t value)
 static zs_status append_row(zs_metrics *metrics, json_t *row)
 {
     char *text = json_dumps(row, JSON_COMPACT | JSON_REAL_PRECISION(17));
+    const int lacks_memory = zs_json_lacks_memory();
     json_decref(row);
-    if (!text)
+    if (!text || lacks_memory) {
+        free(text);
         return zs_fail(ZS_ERR_NOMEM, "--metrics %s: no memory for a row", metrics->path);
+    }
     /* One write a row, so that whoever follows the file sees whole ones. */
     size_t bytes = strlen(text);
     char *line = realloc(text, bytes + 2);
@@ -180,6 +191,7 @@ static json_t *ledger_json(const zs_memory_row *rows, size_t count)
 
 zs_status zs_metrics_step(zs_metrics *metrics, const zs_step_row *row)
 {
+    zs_json_watch();
     json_t *object = json_object();
     set_count(object, "step", row->step);
     set_real(object, "loss", row->loss);
@@ -199,6 +211,7 @@ zs_status zs_metrics_step(zs_metrics *metrics, const zs_step_row *row)
 zs_status zs_metrics_eval(zs_metrics *metrics, uint64_t step, double loss, uint64_t targets,
                           double seconds)
 {
+    zs_json_watch();
     json_t *object = json_object();
     set_count(object, "step", step);
     set_real(object, "eval_loss", loss);

@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "base/util.h"
 #include "cli/hash.h"
+#include "model/json.h"
 #include "model/safetensors.h"
 
 enum { SAMPLE_ELEMENTS = 512, ELEMENT_BYTES_MAX = 8 };
@@ -112,6 +113,7 @@ static uint64_t *at(const zs_record *record, const struct field *f)
 zs_status zs_record_pack(const zs_record *record, char *text, size_t *bytes)
 {
     char hex[20];
+    zs_json_watch();
     json_t *root = json_object();
     for (size_t i = 0; i < ZS_COUNT(fields); i++) {
         uint64_t value = *at(record, &fields[i]);
@@ -121,7 +123,11 @@ zs_status zs_record_pack(const zs_record *record, char *text, size_t *bytes)
     }
     json_object_set_new(root, "shuffle", json_boolean(record->shuffle));
     size_t length = json_dumpb(root, text, ZS_USER_BYTES_MAX - 1, JSON_COMPACT);
+    const int lacks_memory = zs_json_lacks_memory();
     json_decref(root);
+    /* A record without one of its fields could never be resumed. */
+    if (lacks_memory)
+        return zs_fail(ZS_ERR_NOMEM, "no memory for the run's record");
     if (!length || length >= ZS_USER_BYTES_MAX)
         return zs_fail(ZS_ERR_INTERNAL, "the run's record takes %zu bytes", length);
     text[length] = '\0';
@@ -171,9 +177,12 @@ zs_status zs_record_unpack(const char *text, size_t bytes, const char *where, co
                            zs_record *out)
 {
     zs_status status = ZS_OK;
+    zs_json_watch();
     json_t *root = bytes ? json_loadb(text, bytes - 1, 0, NULL) : NULL;
     memset(out, 0, sizeof(*out));
-    if (!root)
+    if (!root && zs_json_lacks_memory())
+        status = zs_fail(ZS_ERR_NOMEM, "no memory for the run's record");
+    else if (!root)
         status = zs_fail(ZS_ERR_CORRUPT, "the run's record is missing: another program wrote this "
                                          "state");
     for (size_t i = 0; status == ZS_OK && i < ZS_COUNT(fields); i++)

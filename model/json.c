@@ -10,11 +10,24 @@
 
 #include "base/status.h"
 
+void zs_json_watch(void)
+{
+    errno = 0;
+}
+
+int zs_json_lacks_memory(void)
+{
+    return errno == ENOMEM;
+}
+
 zs_status zs_json_parse(const char *text, size_t bytes, const char *path, json_t **out)
 {
     json_error_t error;
     *out = NULL;
+    zs_json_watch();
     json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
+    if (!root && zs_json_lacks_memory())
+        return zs_fail(ZS_ERR_NOMEM, "no memory for the values of %s", path);
     if (!root)
         return zs_fail(ZS_ERR_CORRUPT, "%s is not valid JSON: line %d, column %d: %s", path,
                        error.line, error.column, error.text);

@@ -7,6 +7,10 @@
 
 #include "zspill.h"
 
+/* jansson does not say so wherever it runs out of memory: a text may then look wrong, and a value
+ * lack a key. Between zs_json_watch and zs_json_lacks_memory this thread's errno tells. */
+void zs_json_watch(void);
+int zs_json_lacks_memory(void);
 /* path: what to call the text in messages. Duplicate keys are ZS_ERR_CORRUPT, and so is any
  * top-level value but an object. *out is to be released with json_decref. */
 zs_status zs_json_parse(const char *text, size_t bytes, const char *path, json_t **out);

@@ -46,6 +46,7 @@ static zs_status lay_out(const char *path, zs_st_tensor *tensors, size_t count, 
     uint64_t at = 0;
     for (size_t i = 0; i < count; i++) {
         zs_st_tensor *t = &tensors[i];
+        zs_json_watch();
         json_t *shape = json_array();
         t->numel = 1;
         int bad = t->ndim < 0 || t->ndim > ZS_MAX_DIMS || !zs_st_dtype_size(t->dtype);
@@ -56,7 +57,11 @@ static zs_status lay_out(const char *path, zs_st_tensor *tensors, size_t count, 
         bad = bad || zs_mul_overflow(t->numel, zs_st_dtype_size(t->dtype), &t->bytes) ||
               t->bytes > INT64_MAX / 2 - at;
         if (bad || json_object_get(root, t->name)) {
+            const int lacks_memory = zs_json_lacks_memory();
             json_decref(shape);
+            if (lacks_memory)
+                return zs_fail(ZS_ERR_NOMEM, "%s: no memory for the entry of tensor \"%.200s\"",
+                               path, t->name);
             return zs_fail(ZS_ERR_ARG, "%s: tensor \"%.200s\" %s", path, t->name,
                            bad ? "has a shape or dtype that cannot be written" : "is there twice");
         }
@@ -67,8 +72,11 @@ static zs_status lay_out(const char *path, zs_st_tensor *tensors, size_t count, 
             json_pack("{s:s, s:o, s:[I, I]}", "dtype", zs_st_dtype_name(t->dtype), "shape", shape,
                       "data_offsets", (json_int_t)t->offset, (json_int_t)at);
         if (!entry || json_object_set_new(root, t->name, entry) != 0)
-            return zs_fail(ZS_ERR_NOMEM, "cannot make the header entry of tensor \"%.200s\"",
-                           t->name);
+            return zs_json_lacks_memory()
+                       ? zs_fail(ZS_ERR_NOMEM, "%s: no memory for the entry of tensor \"%.200s\"",
+                                 path, t->name)
+                       : zs_fail(ZS_ERR_ARG, "%s: tensor \"%.200s\" has a name that is not UTF-8",
+                                 path, t->name);
     }
     *data_bytes = at;
     return ZS_OK;
@@ -87,7 +95,9 @@ static zs_status make_header(const char *path, const json_t *root, unsigned char
     memset(*out, ' ', (size_t)*bytes);
     for (int i = 0; i < 8; i++)
         (*out)[i] = (unsigned char)(padded >> (8 * i));
-    json_dumpb(root, (char *)*out + 8, length, JSON_COMPACT);
+    /* It needs memory of its own, each time. */
+    if (json_dumpb(root, (char *)*out + 8, length, JSON_COMPACT) != length)
+        return zs_fail(ZS_ERR_NOMEM, "no memory for the header of %s", path);
     return ZS_OK;
 }
 
@@ -162,11 +172,13 @@ zs_status zs_st_plan_with(const char *path, const zs_st_entry *metadata, size_t 
         status = zs_fail(ZS_ERR_NOMEM, "no memory to write %s", path);
         goto fail;
     }
+    zs_json_watch();
     for (size_t i = 0; i < entries; i++)
         if (json_object_set_new(json_object_get(root, "__metadata__"), metadata[i].key,
                                 json_string(metadata[i].value)) != 0) {
-            status = zs_fail(ZS_ERR_ARG, "%s: metadata \"%.200s\" cannot be written", path,
-                             metadata[i].key);
+            status = zs_fail(zs_json_lacks_memory() ? ZS_ERR_NOMEM : ZS_ERR_ARG,
+                             "%s: metadata \"%.200s\" cannot be written%s", path, metadata[i].key,
+                             zs_json_lacks_memory() ? ": no memory" : "");
             goto fail;
         }
     ZS_TRY(lay_out(path, tensors, count, root, &data_bytes));

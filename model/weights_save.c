@@ -88,6 +88,7 @@ static zs_status make_config(save *s)
     if (is_directory(s->source))
         ZS_TRY(join(&path, s->source, "config.json"));
     ZS_TRY(zs_json_load(path ? path : s->source, CONFIG_BYTES_MAX, &s->config));
+    zs_json_watch();
     for (size_t i = 0; i < ZS_COUNT(keys); i++)
         if (json_object_get(s->config, keys[i])) {
             json_object_set_new(s->config, keys[i], json_string(names[s->dtype]));
@@ -96,6 +97,8 @@ static zs_status make_config(save *s)
     /* torch_dtype is what every version of transformers reads. */
     if (!set)
         json_object_set_new(s->config, "torch_dtype", json_string(names[s->dtype]));
+    if (zs_json_lacks_memory())
+        status = zs_fail(ZS_ERR_NOMEM, "no memory for the values of config.json");
 fail:
     free(path);
     return status;
@@ -222,6 +225,7 @@ static zs_status plan(save *s, int create)
 
 static zs_status write_index(const save *s)
 {
+    zs_json_watch();
     json_t *map = json_object();
     for (size_t n = 0; n < s->shard_count; n++)
         for (size_t i = 0; i < s->shards[n].count; i++)
@@ -230,6 +234,10 @@ static zs_status write_index(const save *s)
     json_t *root = json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)s->total,
                              "weight_map", map);
     char *text = root ? json_dumps(root, JSON_INDENT(2)) : NULL;
+    if (zs_json_lacks_memory()) {
+        free(text);
+        text = NULL;
+    }
     json_decref(root);
     return write_text(s, index_name, text);
 }

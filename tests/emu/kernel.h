@@ -47,13 +47,21 @@ template <> inline zs_cuda_sources emu_argument(zs_cuda_sources value)
     return value;
 }
 
+template <class T> static inline void emu_add_number(std::string &to, const T &value)
+{
+    if constexpr (std::is_arithmetic_v<T>)
+        to += (to.empty() ? "" : ",") + std::to_string(value);
+}
+
 template <class... P, class... A>
 static inline void emu_launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 block,
                               size_t shared_bytes, cudaStream_t stream, A... arguments)
 {
-    const emu_launched launch = {name, (const void *)kernel, grid, block, shared_bytes, stream};
+    emu_launched launch = {name, (const void *)kernel, grid, block, shared_bytes, stream, {}};
     if (!emu_launch_allowed(launch))
         return;
+    if (emu_recording())
+        (emu_add_number(launch.numbers, arguments), ...);
     std::tuple<P...> given(emu_argument<P>(static_cast<P>(arguments))...);
     emu_launch_queue(launch, [kernel, given] { std::apply(kernel, given); });
 }

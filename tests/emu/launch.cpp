@@ -7,7 +7,8 @@
 #include "tests/emu/schedule.h"
 
 static std::mutex lock;
-static std::map<const void *, size_t> opted_in; /* bytes of dynamic shared memory */
+/* Bytes of dynamic shared memory. */
+static std::map<const void *, size_t> &opted_in = *new std::map<const void *, size_t>;
 
 static size_t shared_limit(const void *kernel)
 {
@@ -35,16 +36,26 @@ extern "C" cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *out, con
     return cudaSuccess;
 }
 
-bool emu_launch_allowed(const emu_launched &launch)
+static cudaError_t check(const emu_launched &launch)
 {
     const dim3 grid = launch.grid, block = launch.block;
     const uint64_t threads = (uint64_t)block.x * block.y * block.z;
-    cudaError_t error = cudaSuccess;
+    const int device = emu_stream_device(launch.stream);
+    if (emu_sticky(device) != cudaSuccess)
+        return emu_sticky(device);
+    if (device != emu_device())
+        return cudaErrorInvalidResourceHandle;
     if (!threads || threads > EMU_MAX_THREADS || block.z > 64 || !grid.x || !grid.y || !grid.z ||
         grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535)
-        error = cudaErrorInvalidConfiguration;
-    else if (launch.shared_bytes > shared_limit(launch.kernel))
-        error = cudaErrorInvalidValue;
+        return cudaErrorInvalidConfiguration;
+    if (launch.shared_bytes > shared_limit(launch.kernel))
+        return cudaErrorInvalidValue;
+    return emu_fails(EMU_LAUNCH, device) ? cudaErrorLaunchOutOfResources : cudaSuccess;
+}
+
+bool emu_launch_allowed(const emu_launched &launch)
+{
+    const cudaError_t error = check(launch);
     if (error != cudaSuccess)
         emu_failed(error);
     return error == cudaSuccess;
@@ -53,7 +64,18 @@ bool emu_launch_allowed(const emu_launched &launch)
 void emu_launch_queue(const emu_launched &launch, std::function<void()> thread)
 {
     const size_t limit = shared_limit(launch.kernel);
-    emu_enqueue(launch.stream, [launch, limit, thread] {
+    const int device = emu_stream_device(launch.stream);
+    const emu_record record = {
+        "kernel",
+        emu_fields("\"name\":\"%s\",\"grid\":[%u,%u,%u],\"block\":[%u,%u,%u],\"numbers\":[%s]",
+                   launch.name, launch.grid.x, launch.grid.y, launch.grid.z, launch.block.x,
+                   launch.block.y, launch.block.z, launch.numbers.c_str())};
+    if (emu_fails(EMU_ILLEGAL, device)) {
+        emu_enqueue(launch.stream, record,
+                    [device] { emu_end_device(device, cudaErrorIllegalAddress); });
+        return;
+    }
+    emu_enqueue(launch.stream, record, [launch, limit, thread] {
         emu_grid grid = {};
         grid.kernel = launch.name;
         grid.grid = launch.grid;

@@ -1,195 +1,189 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Devices and memory of the emulation; see emu.h. */
-#include <cstdio>
-#include <cstdlib>
+/* Device memory and pinned memory of the emulation; see emu.h. Compiled without sanitizers, and
+ * with a lock that they do not see: the tables are no order between a program's threads. */
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
 #include <cstring>
 #include <map>
-#include <mutex>
+#include <sched.h>
 #include <sys/mman.h>
+
+#ifdef EMU_ASAN
+#include <sanitizer/asan_interface.h>
+#endif
 
 #include "tests/emu/emu.h"
 
-void emu_die(const char *what)
+namespace
 {
-    fprintf(stderr, "emulated CUDA: %s\n", what);
-    abort();
-}
-
-size_t emu_setting(const char *name, size_t otherwise)
-{
-    const char *text = getenv(name);
-    return text ? strtoull(text, nullptr, 0) : otherwise;
-}
-
-static thread_local int current_device;
-static thread_local cudaError_t last_error;
-
-cudaError_t emu_failed(cudaError_t error)
-{
-    return last_error = error;
-}
-
-/* ---- devices ---- */
-
-static int device_count()
-{
-    static const int count = (int)emu_setting("ZS_EMU_DEVICES", 4);
-    return count;
-}
-
-extern "C" cudaError_t cudaGetDeviceCount(int *count)
-{
-    *count = device_count();
-    return *count ? cudaSuccess : emu_failed(cudaErrorNoDevice);
-}
-
-extern "C" cudaError_t cudaSetDevice(int device)
-{
-    if (device < 0 || device >= device_count())
-        return emu_failed(cudaErrorInvalidDevice);
-    current_device = device;
-    return cudaSuccess;
-}
-
-extern "C" cudaError_t cudaGetLastError(void)
-{
-    cudaError_t error = last_error;
-    last_error = cudaSuccess;
-    return error;
-}
-
-extern "C" const char *cudaGetErrorName(cudaError_t error)
-{
-    switch (error) {
-    case cudaSuccess:
-        return "cudaSuccess";
-    case cudaErrorInvalidValue:
-        return "cudaErrorInvalidValue";
-    case cudaErrorMemoryAllocation:
-        return "cudaErrorMemoryAllocation";
-    case cudaErrorInvalidConfiguration:
-        return "cudaErrorInvalidConfiguration";
-    case cudaErrorNoDevice:
-        return "cudaErrorNoDevice";
-    case cudaErrorInvalidDevice:
-        return "cudaErrorInvalidDevice";
-    case cudaErrorInvalidResourceHandle:
-        return "cudaErrorInvalidResourceHandle";
-    case cudaErrorNotReady:
-        return "cudaErrorNotReady";
-    case cudaErrorIllegalAddress:
-        return "cudaErrorIllegalAddress";
-    case cudaErrorHostMemoryAlreadyRegistered:
-        return "cudaErrorHostMemoryAlreadyRegistered";
-    case cudaErrorHostMemoryNotRegistered:
-        return "cudaErrorHostMemoryNotRegistered";
-    case cudaErrorLaunchFailure:
-        return "cudaErrorLaunchFailure";
-    }
-    return "cudaErrorUnknown";
-}
-
-extern "C" const char *cudaGetErrorString(cudaError_t error)
-{
-    return error == cudaErrorMemoryAllocation ? "out of memory" : "an error of the emulation";
-}
-
-/* ---- memory ---- */
-
-static size_t capacity()
-{
-    static const size_t bytes = emu_setting("ZS_EMU_MEMORY", (size_t)1 << 30);
-    return bytes;
-}
+constexpr size_t PAGE = 4096;
+constexpr size_t ALIGNMENT = 256; /* CUDA's */
+constexpr size_t LEAST_WINDOW = (size_t)64 << 30;
 
 struct Allocation {
     size_t bytes;
     int device;
+    bool pinned; /* host memory */
 };
 
-static std::mutex memory_lock;
-static std::map<char *, Allocation> allocations;
-static std::map<char *, size_t> pinned;
-static size_t window_used, peak;
-static std::map<int, size_t> used;
+struct Guard {
+    static std::atomic_flag flag;
+    Guard()
+    {
+        while (flag.test_and_set(std::memory_order_acquire))
+            sched_yield();
+    }
+    ~Guard()
+    {
+        flag.clear(std::memory_order_release);
+    }
+};
+std::atomic_flag Guard::flag = ATOMIC_FLAG_INIT;
 
-/* Ranges are never handed out again, so that a use after free stays one. */
-static size_t window_bytes()
-{
-    return capacity() * 4 * (size_t)device_count();
-}
+/* A half of window_bytes is the window, the other its twin. Ranges are never handed out again, so
+ * that a use after free stays one. */
+size_t window_bytes, window_used, capacity_bytes;
+char *window, *twin;
+std::map<char *, Allocation> *live;
+size_t used[EMU_MAX_DEVICES], peak[EMU_MAX_DEVICES];
 
-static char *map_window(int protection)
+void map_window()
 {
-    void *ptr = mmap(nullptr, window_bytes(), protection,
+    int devices;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess)
+        devices = 1;
+    capacity_bytes = emu_setting("ZS_EMU_MEMORY", (size_t)1 << 30);
+    window_bytes = std::max(LEAST_WINDOW, capacity_bytes * 2 * (size_t)devices);
+    void *ptr = mmap(nullptr, 2 * window_bytes, PROT_NONE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (ptr == MAP_FAILED)
         emu_die("cannot map the window of device memory");
-    return (char *)ptr;
+    window = (char *)ptr;
+    twin = window + window_bytes;
+    live = new std::map<char *, Allocation>;
 }
 
-static char *window()
+void prepare()
 {
-    static char *ptr = map_window(PROT_NONE);
-    return ptr;
+    static const bool mapped = (map_window(), true);
+    (void)mapped;
 }
 
-static char *twin()
+/* The allocation that holds ptr, or ends there: a kernel may get the end of an array. */
+const std::pair<char *const, Allocation> *find(const void *ptr)
 {
-    static char *ptr = map_window(PROT_READ | PROT_WRITE);
-    return ptr;
+    auto after = live->upper_bound((char *)ptr);
+    if (after == live->begin())
+        return nullptr;
+    --after;
+    return (const char *)ptr <= after->first + after->second.bytes ? &*after : nullptr;
 }
+
+char *twin_of(const void *ptr)
+{
+    return twin + ((const char *)ptr - window);
+}
+
+bool in(const char *start, const void *ptr)
+{
+    return (const char *)ptr >= start && (const char *)ptr < start + window_bytes;
+}
+} // namespace
 
 bool emu_is_device(const void *ptr)
 {
-    return (const char *)ptr >= window() && (const char *)ptr < window() + window_bytes();
+    prepare();
+    return in(window, ptr);
 }
 
-static bool is_pinned(const void *ptr)
+static void *reach(const void *ptr, size_t bytes, bool any_device, const char *what)
 {
-    std::lock_guard<std::mutex> guard(memory_lock);
-    auto after = pinned.upper_bound((char *)ptr);
-    if (after == pinned.begin())
-        return false;
-    --after;
-    return (const char *)ptr < after->first + after->second;
+    if (!ptr)
+        return nullptr;
+    const bool device = emu_is_device(ptr);
+    Guard guard;
+    auto found = find(ptr);
+    if (!found && !device)
+        emu_die("%s got host memory that is not pinned (%p)", what, ptr);
+    if (!found)
+        emu_die("%s got device memory that was freed or never allocated", what);
+    const char *end = found->first + found->second.bytes;
+    if ((size_t)(end - (const char *)ptr) < bytes)
+        emu_die("%s of %zu bytes runs %zu past the end of an allocation of %zu", what, bytes,
+                bytes - (size_t)(end - (const char *)ptr), found->second.bytes);
+    if (device && !any_device && found->second.device != emu_device())
+        emu_die("%s on device %d got memory of device %d", what, emu_device(),
+                found->second.device);
+    return device ? twin_of(ptr) : (void *)ptr;
 }
 
 void *emu_pointer(const void *ptr)
 {
-    if (!ptr)
-        return nullptr;
-    if (emu_is_device(ptr))
-        return twin() + ((const char *)ptr - window());
-    if (!is_pinned(ptr))
-        emu_die("a kernel or copy got host memory that is not pinned");
-    return (void *)ptr;
+    return reach(ptr, 0, false, "a kernel");
 }
 
-size_t emu_peak_bytes()
+void *emu_range(const void *ptr, size_t bytes, const char *what)
 {
-    std::lock_guard<std::mutex> guard(memory_lock);
-    return peak;
+    return reach(ptr, bytes, true, what);
+}
+
+void *emu_pointer_in_memory(const void *ptr)
+{
+    return emu_is_device(ptr) ? twin_of(ptr) : (void *)ptr;
+}
+
+size_t emu_used(int device)
+{
+    return used[device];
+}
+
+size_t emu_peak(int device)
+{
+    return peak[device];
+}
+
+void emu_set_capacity(size_t bytes)
+{
+    prepare();
+    capacity_bytes = bytes;
 }
 
 extern "C" cudaError_t cudaMalloc(void **ptr, size_t bytes)
 {
-    std::lock_guard<std::mutex> guard(memory_lock);
-    if (bytes > capacity() || used[current_device] > capacity() - bytes)
+    const int device = emu_device();
+    if (emu_sticky(device) != cudaSuccess)
+        return emu_failed(emu_sticky(device));
+    if (emu_fails(EMU_MALLOC, device))
         return emu_failed(cudaErrorMemoryAllocation);
-    /* A page behind each, and room to find an overrun in. */
-    size_t offset = window_used;
-    window_used += (bytes + 4096 + 255) & ~(size_t)255;
-    if (window_used > window_bytes())
+    if (!bytes) {
+        *ptr = nullptr;
+        return cudaSuccess;
+    }
+    prepare();
+    Guard guard;
+    if (bytes > capacity_bytes || used[device] > capacity_bytes - bytes)
+        return emu_failed(cudaErrorMemoryAllocation);
+    /* Up to the end of a page, behind which none can be touched. */
+    const size_t rounded = (bytes + ALIGNMENT - 1) & ~(ALIGNMENT - 1);
+    const size_t pages = (rounded + PAGE - 1) & ~(PAGE - 1);
+    if (pages + PAGE > window_bytes - window_used)
         emu_die("the window of device memory is used up: raise ZS_EMU_MEMORY");
-    *ptr = window() + offset;
-    allocations[(char *)*ptr] = {bytes, current_device};
-    used[current_device] += bytes;
-    size_t total = 0;
-    for (auto &each : used)
-        total += each.second;
-    peak = total > peak ? total : peak;
-    memset(twin() + offset, 0xff, bytes); /* fresh memory is NaN */
+    char *out = window + window_used + pages - rounded, *real = twin + window_used;
+    if (mprotect(real, pages, PROT_READ | PROT_WRITE) != 0)
+        emu_die("no memory for the device's");
+    window_used += pages + PAGE;
+    if (!emu_dry())
+        memset(real, 0xff, pages); /* fresh memory is NaN */
+#ifdef EMU_ASAN
+    __asan_poison_memory_region(real, pages);
+    __asan_unpoison_memory_region(twin_of(out), bytes);
+#endif
+    (*live)[out] = {bytes, device, false};
+    used[device] += bytes;
+    peak[device] = std::max(peak[device], used[device]);
+    emu_object_count(EMU_ALLOCATIONS, 1);
+    *ptr = out;
     return cudaSuccess;
 }
 
@@ -197,49 +191,94 @@ extern "C" cudaError_t cudaFree(void *ptr)
 {
     if (!ptr)
         return cudaSuccess;
-    emu_synchronize();
-    std::lock_guard<std::mutex> guard(memory_lock);
-    auto found = allocations.find((char *)ptr);
-    if (found == allocations.end())
-        emu_die("cudaFree of a pointer that cudaMalloc did not give");
-    used[found->second.device] -= found->second.bytes;
-    char *real = twin() + ((char *)ptr - window());
-    memset(real, 0xff, found->second.bytes);
-    allocations.erase(found);
-    return cudaSuccess;
+    emu_synchronize(EMU_ANY_DEVICE);
+    prepare();
+    Guard guard;
+    auto found = live->find((char *)ptr);
+    if (found == live->end() || found->second.pinned)
+        emu_die("cudaFree of a pointer that cudaMalloc did not give, or of a freed one");
+    const int device = found->second.device;
+    used[device] -= found->second.bytes;
+    char *first = (char *)((uintptr_t)twin_of(ptr) & ~(PAGE - 1));
+    const size_t pages =
+        (size_t)(twin_of(ptr) + found->second.bytes - first + PAGE - 1) & ~(PAGE - 1);
+    madvise(first, pages, MADV_DONTNEED);
+    mprotect(first, pages, PROT_NONE);
+    live->erase(found);
+    emu_object_count(EMU_ALLOCATIONS, -1);
+    return emu_sticky(device) == cudaSuccess ? cudaSuccess : emu_failed(emu_sticky(device));
 }
 
-extern "C" cudaError_t cudaHostRegister(void *ptr, size_t bytes, unsigned)
+extern "C" cudaError_t cudaHostRegister(void *ptr, size_t bytes, unsigned flags)
 {
-    std::lock_guard<std::mutex> guard(memory_lock);
-    if (!bytes || !pinned.emplace((char *)ptr, bytes).second)
-        return emu_failed(bytes ? cudaErrorHostMemoryAlreadyRegistered : cudaErrorInvalidValue);
+    if (emu_sticky(emu_device()) != cudaSuccess)
+        return emu_failed(emu_sticky(emu_device()));
+    if (emu_fails(EMU_HOST_REGISTER, emu_device()))
+        return emu_failed(cudaErrorMemoryAllocation);
+    if (!bytes || !ptr)
+        return emu_failed(cudaErrorInvalidValue);
+    if (!(flags & cudaHostRegisterPortable) || !(flags & cudaHostRegisterMapped))
+        emu_die("cudaHostRegister without portable and mapped: other devices and kernels could "
+                "not use the memory");
+    prepare();
+    Guard guard;
+    auto next = live->lower_bound((char *)ptr);
+    auto found = find(ptr);
+    if ((next != live->end() && next->first < (char *)ptr + bytes) ||
+        (found && found->first + found->second.bytes > (char *)ptr))
+        return emu_failed(cudaErrorHostMemoryAlreadyRegistered);
+    (*live)[(char *)ptr] = {bytes, 0, true};
+    emu_object_count(EMU_PINNED, 1);
     return cudaSuccess;
 }
 
 extern "C" cudaError_t cudaHostUnregister(void *ptr)
 {
-    emu_synchronize();
-    std::lock_guard<std::mutex> guard(memory_lock);
-    return pinned.erase((char *)ptr) ? cudaSuccess : emu_failed(cudaErrorHostMemoryNotRegistered);
+    emu_synchronize(EMU_ANY_DEVICE);
+    prepare();
+    Guard guard;
+    auto found = live->find((char *)ptr);
+    if (found == live->end() || !found->second.pinned)
+        return emu_failed(cudaErrorHostMemoryNotRegistered);
+    live->erase(found);
+    emu_object_count(EMU_PINNED, -1);
+    return cudaSuccess;
+}
+
+extern "C" cudaError_t cudaHostGetDevicePointer(void **out, void *ptr, unsigned)
+{
+    prepare();
+    Guard guard;
+    auto found = find(ptr);
+    if (!found || !found->second.pinned)
+        return emu_failed(cudaErrorInvalidValue);
+    *out = ptr;
+    return cudaSuccess;
 }
 
 extern "C" cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
 {
-    std::lock_guard<std::mutex> guard(memory_lock);
-    *free_bytes = capacity() - used[current_device];
-    *total = capacity();
+    const int device = emu_device();
+    if (emu_sticky(device) != cudaSuccess)
+        return emu_failed(emu_sticky(device));
+    prepare();
+    Guard guard;
+    *free_bytes = capacity_bytes > used[device] ? capacity_bytes - used[device] : 0;
+    *total = capacity_bytes;
     return cudaSuccess;
 }
 
-extern "C" cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
+extern "C" cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *out, const void *ptr)
 {
-    if (device < 0 || device >= device_count())
-        return emu_failed(cudaErrorInvalidDevice);
-    *prop = {};
-    snprintf(prop->name, sizeof prop->name, "emulated on the CPU");
-    prop->totalGlobalMem = capacity();
-    prop->major = 9;
-    prop->multiProcessorCount = 4;
+    prepare();
+    Guard guard;
+    auto found = find(ptr);
+    *out = {};
+    out->type = !found                 ? cudaMemoryTypeUnregistered
+                : found->second.pinned ? cudaMemoryTypeHost
+                                       : cudaMemoryTypeDevice;
+    out->device = found ? found->second.device : -2;
+    out->devicePointer = found ? (void *)ptr : nullptr;
+    out->hostPointer = found && found->second.pinned ? (void *)ptr : nullptr;
     return cudaSuccess;
 }

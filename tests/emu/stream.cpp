@@ -4,6 +4,8 @@
  */
 #include <atomic>
 #include <climits>
+#include <cstdarg>
+#include <cstdio>
 #include <cstring>
 #include <linux/futex.h>
 #include <mutex>
@@ -42,6 +44,7 @@ static void *keep(size_t bytes)
 /* Not a condition variable, whose mutex orders both ways. */
 struct Record {
     std::atomic<int> done;
+    uint64_t number;
 };
 
 static void finish(Record *record)
@@ -58,47 +61,55 @@ static void await(Record *record)
 
 static Record *new_record()
 {
-    return new (keep(sizeof(Record))) Record;
+    static std::atomic<uint64_t> made;
+    Record *record = new (keep(sizeof(Record))) Record;
+    record->number = made.fetch_add(1, std::memory_order_relaxed) + 1;
+    return record;
 }
 
 struct CUevent_st {
-    Record *record = nullptr;
+    int device;
+    Record *record;
 };
 
 struct CUstream_st {
     struct Node {
-        std::function<void()> operation;
-        std::atomic<Node *> next{nullptr};
+        std::function<void()> run;
+        bool always; /* also on a device that ended, and when dry */
+        std::atomic<Node *> next;
     };
+    int device;
+    uint64_t number;
     std::mutex producers;
     sem_t ready;
-    Node *first = new_node({}), *last = first;
+    Node *first = new_node({}, true), *last = first;
     std::thread thread;
 
-    static Node *new_node(std::function<void()> operation)
+    static Node *new_node(std::function<void()> run, bool always)
     {
-        return new (keep(sizeof(Node))) Node{std::move(operation), {nullptr}};
+        return new (keep(sizeof(Node))) Node{std::move(run), always, {nullptr}};
     }
 
-    CUstream_st()
+    CUstream_st(int device, uint64_t number) : device(device), number(number)
     {
         sem_init(&ready, 0, 0);
-        thread = std::thread([this] { run(); });
+        thread = std::thread([this] { work(); });
     }
 
-    void push(std::function<void()> operation)
+    /* No run: the end. */
+    void push(std::function<void()> run, bool always)
     {
         std::lock_guard<std::mutex> guard(producers);
-        Node *node = new_node(std::move(operation));
+        Node *node = new_node(std::move(run), always);
         last->next.store(node, std::memory_order_release);
         last = node;
         sem_post(&ready);
     }
 
-    void run()
+    void work()
     {
         static const size_t jitter = emu_setting("ZS_EMU_JITTER", 0);
-        unsigned state = (unsigned)(size_t)this ^ (unsigned)jitter;
+        unsigned state = (unsigned)(number * 7919 + jitter);
         for (Node *node = first;;) {
             while (sem_wait(&ready)) {
             }
@@ -106,47 +117,128 @@ struct CUstream_st {
             while (!(next = node->next.load(std::memory_order_acquire))) {
             }
             node = next;
-            if (!node->operation)
+            if (!node->run)
                 return;
             if (jitter) {
                 state = state * 1664525u + 1013904223u;
                 usleep((state >> 16) % (unsigned)jitter);
             }
-            node->operation();
-            node->operation = nullptr;
+            if (node->always || (!emu_dry() && emu_sticky(device) == cudaSuccess))
+                node->run();
+            node->run = nullptr;
         }
     }
 };
 
 static std::mutex streams_lock;
-static std::vector<cudaStream_t> streams;
+static std::vector<cudaStream_t> &streams = *new std::vector<cudaStream_t>;
 
-void emu_enqueue(cudaStream_t stream, std::function<void()> operation)
+/* ---- what is queued ---- */
+
+std::string emu_fields(const char *format, ...)
+{
+    char text[1024];
+    if (!emu_recording())
+        return {};
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return text;
+}
+
+static void check(cudaStream_t stream)
 {
     if (!stream)
         emu_die("the default stream is used, which waits for all others");
-    stream->push(std::move(operation));
 }
 
-extern "C" cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned)
+void emu_enqueue(cudaStream_t stream, const emu_record &record, std::function<void()> run)
 {
-    *stream = new CUstream_st;
+    check(stream);
+    if (emu_recording())
+        emu_write_record(stream->device, stream->number, record);
+    stream->push(std::move(run), false);
+}
+
+int emu_stream_device(cudaStream_t stream)
+{
+    check(stream);
+    return stream->device;
+}
+
+/* The host waits until the stream has come this far. */
+static void catch_up(cudaStream_t stream)
+{
+    Record *record = new_record();
+    stream->push([record] { finish(record); }, true);
+    await(record);
+}
+
+void emu_synchronize(int device)
+{
+    std::vector<cudaStream_t> all;
+    {
+        std::lock_guard<std::mutex> guard(streams_lock);
+        all = streams;
+    }
+    for (auto stream : all)
+        if (device == EMU_ANY_DEVICE || stream->device == device)
+            catch_up(stream);
+}
+
+static cudaError_t of_device(int device)
+{
+    const cudaError_t error = emu_sticky(device);
+    return error == cudaSuccess ? cudaSuccess : emu_failed(error);
+}
+
+/* ---- streams ---- */
+
+extern "C" cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int)
+{
+    static std::atomic<uint64_t> made;
+    const int device = emu_device();
+    if (of_device(device) != cudaSuccess)
+        return of_device(device);
+    if (emu_fails(EMU_STREAM, device))
+        return emu_failed(cudaErrorMemoryAllocation);
+    if (flags != cudaStreamNonBlocking)
+        emu_die("a stream without cudaStreamNonBlocking waits for the default stream");
+    *stream = new CUstream_st(device, made.fetch_add(1, std::memory_order_relaxed) + 1);
+    emu_object_count(EMU_STREAMS, 1);
     std::lock_guard<std::mutex> guard(streams_lock);
     streams.push_back(*stream);
     return cudaSuccess;
 }
 
+extern "C" cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags)
+{
+    return cudaStreamCreateWithPriority(stream, flags, 0);
+}
+
+extern "C" cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
+{
+    *least = 0;
+    *greatest = -5;
+    return cudaSuccess;
+}
+
 extern "C" cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
-    Record *record = new_record();
-    emu_enqueue(stream, [record] { finish(record); });
-    await(record);
-    return cudaSuccess;
+    check(stream);
+    if (emu_recording())
+        emu_write_record(
+            stream->device, 0,
+            {"stream_sync", emu_fields("\"of\":%llu", (unsigned long long)stream->number)});
+    if (!emu_fails(EMU_STREAM_SYNC, stream->device))
+        catch_up(stream);
+    return of_device(stream->device);
 }
 
 extern "C" cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
-    cudaStreamSynchronize(stream);
+    check(stream);
     {
         std::lock_guard<std::mutex> guard(streams_lock);
         for (auto &each : streams)
@@ -156,61 +248,94 @@ extern "C" cudaError_t cudaStreamDestroy(cudaStream_t stream)
                 break;
             }
     }
-    stream->push(nullptr);
+    const int device = stream->device;
+    stream->push(nullptr, true);
     stream->thread.join();
     sem_destroy(&stream->ready);
     delete stream;
-    return cudaSuccess;
+    emu_object_count(EMU_STREAMS, -1);
+    return of_device(device);
 }
 
-void emu_synchronize()
+extern "C" cudaError_t cudaDeviceSynchronize(void)
 {
-    std::vector<cudaStream_t> all;
-    {
-        std::lock_guard<std::mutex> guard(streams_lock);
-        all = streams;
-    }
-    for (auto stream : all)
-        cudaStreamSynchronize(stream);
+    emu_synchronize(emu_device());
+    return of_device(emu_device());
 }
+
+/* ---- events ---- */
 
 extern "C" cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned)
 {
-    *event = new CUevent_st;
+    const int device = emu_device();
+    if (of_device(device) != cudaSuccess)
+        return of_device(device);
+    if (emu_fails(EMU_EVENT, device))
+        return emu_failed(cudaErrorMemoryAllocation);
+    *event = new CUevent_st{device, nullptr};
+    emu_object_count(EMU_EVENTS, 1);
     return cudaSuccess;
 }
 
 extern "C" cudaError_t cudaEventDestroy(cudaEvent_t event)
 {
+    const int device = event->device;
     delete event;
-    return cudaSuccess;
+    emu_object_count(EMU_EVENTS, -1);
+    return of_device(device);
+}
+
+static std::string event_field(const Record *record)
+{
+    return emu_fields("\"event\":%llu", (unsigned long long)record->number);
 }
 
 extern "C" cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
+    check(stream);
+    if (of_device(stream->device) != cudaSuccess)
+        return of_device(stream->device);
+    if (event->device != stream->device)
+        return emu_failed(cudaErrorInvalidResourceHandle);
     Record *record = event->record = new_record();
-    emu_enqueue(stream, [record] { finish(record); });
+    if (emu_recording())
+        emu_write_record(stream->device, stream->number, {"record", event_field(record)});
+    stream->push([record] { finish(record); }, true);
     return cudaSuccess;
 }
 
 extern "C" cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned)
 {
+    check(stream);
+    if (of_device(stream->device) != cudaSuccess)
+        return of_device(stream->device);
     Record *record = event->record;
     if (!record)
         emu_die("a stream waits for an event that was never recorded, which does nothing");
-    emu_enqueue(stream, [record] { await(record); });
+    if (emu_fails(EMU_STREAM_WAIT, stream->device))
+        return cudaSuccess;
+    if (emu_recording())
+        emu_write_record(stream->device, stream->number, {"wait", event_field(record)});
+    stream->push([record] { await(record); }, true);
     return cudaSuccess;
 }
 
 extern "C" cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
-    if (event->record)
-        await(event->record);
-    return cudaSuccess;
+    Record *record = event->record;
+    if (!record)
+        return of_device(event->device);
+    if (emu_recording())
+        emu_write_record(event->device, 0, {"event_sync", event_field(record)});
+    if (!emu_fails(EMU_EVENT_SYNC, event->device))
+        await(record);
+    return of_device(event->device);
 }
 
 extern "C" cudaError_t cudaEventQuery(cudaEvent_t event)
 {
+    if (of_device(event->device) != cudaSuccess)
+        return of_device(event->device);
     return !event->record || event->record->done.load(std::memory_order_acquire)
                ? cudaSuccess
                : emu_failed(cudaErrorNotReady);
@@ -218,22 +343,51 @@ extern "C" cudaError_t cudaEventQuery(cudaEvent_t event)
 
 /* ---- copies ---- */
 
+/* To or from bytes of device memory or pinned memory. */
+static cudaError_t queue_copy(void *dst, const void *src, size_t bytes, cudaStream_t stream)
+{
+    const bool to_device = emu_is_device(dst), from_device = emu_is_device(src);
+    void *to = emu_range(dst, bytes, "the destination of cudaMemcpyAsync");
+    const void *from = emu_range(src, bytes, "the source of cudaMemcpyAsync");
+    const int device = emu_stream_device(stream);
+    if (of_device(device) != cudaSuccess)
+        return of_device(device);
+    if (emu_fails(EMU_COPY, device))
+        return emu_failed(cudaErrorInvalidValue);
+    emu_count_bytes(to_device && from_device ? EMU_ON_DEVICE
+                    : to_device              ? EMU_TO_DEVICE
+                                             : EMU_TO_HOST,
+                    bytes);
+    emu_enqueue(stream,
+                {"copy", emu_fields("\"kind\":\"%c2%c\",\"bytes\":%zu", from_device ? 'd' : 'h',
+                                    to_device ? 'd' : 'h', bytes)},
+                [=] { memmove(to, from, bytes); });
+    return cudaSuccess;
+}
+
 extern "C" cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes,
                                        enum cudaMemcpyKind kind, cudaStream_t stream)
 {
     const bool to_device = emu_is_device(dst), from_device = emu_is_device(src);
-    if ((kind == cudaMemcpyHostToDevice && (!to_device || from_device)) ||
-        (kind == cudaMemcpyDeviceToHost && (to_device || !from_device)) ||
-        (kind == cudaMemcpyDeviceToDevice && (!to_device || !from_device)))
+    if (kind != cudaMemcpyDefault &&
+        (to_device != (kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice) ||
+         from_device != (kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice)))
         emu_die("cudaMemcpyAsync: the kind does not match the pointers");
-    void *to = emu_pointer(dst), *from = emu_pointer(src);
-    emu_enqueue(stream, [=] { memcpy(to, from, bytes); });
-    return cudaSuccess;
+    return bytes ? queue_copy(dst, src, bytes, stream) : cudaSuccess;
 }
 
 extern "C" cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream)
 {
-    void *to = emu_pointer(dst);
-    emu_enqueue(stream, [=] { memset(to, value, bytes); });
+    const int device = emu_stream_device(stream);
+    void *to = emu_range(dst, bytes, "cudaMemsetAsync");
+    if (of_device(device) != cudaSuccess)
+        return of_device(device);
+    if (device != emu_device())
+        return emu_failed(cudaErrorInvalidResourceHandle);
+    if (emu_fails(EMU_MEMSET, device))
+        return emu_failed(cudaErrorInvalidValue);
+    emu_count_bytes(EMU_CLEARED, bytes);
+    emu_enqueue(stream, {"memset", emu_fields("\"bytes\":%zu", bytes)},
+                [=] { memset(to, value, bytes); });
     return cudaSuccess;
 }

@@ -153,7 +153,7 @@ static void launches_are_refused()
     CHECK(launch_error(1, dim3(1, 1, 65), 0) == cudaErrorInvalidConfiguration);
     CHECK(launch_error(0, 32, 0) == cudaErrorInvalidConfiguration);
     CHECK(launch_error(dim3(1, 65536), 32, 0) == cudaErrorInvalidConfiguration);
-    CHECK(launch_error(dim3(70000, 1), 1, 0) == cudaSuccess);
+    CHECK(launch_error(70000, 1, 0) == cudaSuccess);
     CHECK(launch_error(1, 32, (48 << 10) + 1) == cudaErrorInvalidValue);
     CHECK(cudaFuncSetAttribute((const void *)nothing, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                (227 << 10) + 1) == cudaErrorInvalidValue);

@@ -83,10 +83,12 @@ static zs_status keep_rows(zs_metrics *metrics, FILE *from, FILE *to, uint64_t s
     ssize_t bytes;
     int dropped = 0;
     *whole = 1;
-    zs_json_watch();
+    errno = 0;
     while ((bytes = getline(&line, &capacity, from)) > 0) {
         json_int_t number = row_step(line, (size_t)bytes);
         if (zs_json_lacks_memory())
+            errno = ENOMEM;
+        if (errno == ENOMEM)
             break;
         if (number < 0 || (uint64_t)number > step) {
             dropped = 1;
@@ -97,7 +99,7 @@ static zs_status keep_rows(zs_metrics *metrics, FILE *from, FILE *to, uint64_t s
             break;
         metrics->rows = 1;
     }
-    const int lacks_memory = zs_json_lacks_memory();
+    const int lacks_memory = errno == ENOMEM; /* here, or in getline */
     free(line);
     if (lacks_memory)
         return zs_fail(ZS_ERR_NOMEM, "--metrics %s: no memory to read its rows", metrics->path);

@@ -377,7 +377,7 @@ static zs_status parse_file(parser *p, const char *path)
     json_t *root, *value;
     zs_status status = zs_json_load(path, CONFIG_BYTES_MAX, &root);
     if (status != ZS_OK)
-        return zs_fail_prefix(ZS_ERR_ARG, "--config: ");
+        return zs_fail_prefix(status == ZS_ERR_NOMEM ? status : ZS_ERR_ARG, "--config: ");
     json_object_foreach(root, key, value)
     {
         status = set_from_json(p, key, value);

@@ -180,7 +180,7 @@ zs_status zs_record_unpack(const char *text, size_t bytes, const char *where, co
     zs_json_watch();
     json_t *root = bytes ? json_loadb(text, bytes - 1, 0, NULL) : NULL;
     memset(out, 0, sizeof(*out));
-    if (!root && zs_json_lacks_memory())
+    if (zs_json_lacks_memory())
         status = zs_fail(ZS_ERR_NOMEM, "no memory for the run's record");
     else if (!root)
         status = zs_fail(ZS_ERR_CORRUPT, "the run's record is missing: another program wrote this "

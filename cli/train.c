@@ -371,10 +371,12 @@ int zs_cli_train(int argc, char **argv)
         zs_cli_error("no memory");
         return ZS_EXIT_FAILED;
     }
-    int code = ZS_EXIT_USAGE;
+    int code = ZS_EXIT_OK;
     j->out_lock = -1;
-    if (zs_options_parse(argc, argv, &j->options) != ZS_OK) {
+    const zs_status parsed = zs_options_parse(argc, argv, &j->options);
+    if (parsed != ZS_OK) {
         zs_cli_error("%s", zs_last_error());
+        code = parsed == ZS_ERR_NOMEM ? ZS_EXIT_FAILED : ZS_EXIT_USAGE;
     } else if (j->options.help) {
         zs_options_help(stdout);
         code = close_job(j, ZS_EXIT_OK);

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -10,14 +11,30 @@
 
 #include "base/status.h"
 
+static _Thread_local int lacks_memory;
+
+static void *watched_malloc(size_t bytes)
+{
+    void *ptr = malloc(bytes);
+    lacks_memory |= !ptr;
+    return ptr;
+}
+
+static void watch_all(void)
+{
+    json_set_alloc_funcs(watched_malloc, free);
+}
+
 void zs_json_watch(void)
 {
-    errno = 0;
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch_all);
+    lacks_memory = 0;
 }
 
 int zs_json_lacks_memory(void)
 {
-    return errno == ENOMEM;
+    return lacks_memory;
 }
 
 zs_status zs_json_parse(const char *text, size_t bytes, const char *path, json_t **out)
@@ -26,8 +43,10 @@ zs_status zs_json_parse(const char *text, size_t bytes, const char *path, json_t
     *out = NULL;
     zs_json_watch();
     json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
-    if (!root && zs_json_lacks_memory())
+    if (zs_json_lacks_memory()) {
+        json_decref(root); /* if there is one, letters may be missing in it */
         return zs_fail(ZS_ERR_NOMEM, "no memory for the values of %s", path);
+    }
     if (!root)
         return zs_fail(ZS_ERR_CORRUPT, "%s is not valid JSON: line %d, column %d: %s", path,
                        error.line, error.column, error.text);

@@ -8,7 +8,7 @@
 #include "zspill.h"
 
 /* jansson does not say so wherever it runs out of memory: a text may then look wrong, and a value
- * lack a key. Between zs_json_watch and zs_json_lacks_memory this thread's errno tells. */
+ * lack a key. Whether it did on this thread since zs_json_watch: zs_json_lacks_memory. */
 void zs_json_watch(void);
 int zs_json_lacks_memory(void);
 /* path: what to call the text in messages. Duplicate keys are ZS_ERR_CORRUPT, and so is any

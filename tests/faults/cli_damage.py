@@ -122,6 +122,17 @@ class Damage(StateCase):
         self.restore()
         self.goes_on()
 
+    def test_not_asked_to_resume(self):
+        before = sorted(os.listdir(self.path("states")))
+        done = run(*self.nvme(steps=5))
+        self.assertEqual(done.returncode, 1)
+        words = "holds the state of an earlier run: resume it, or use another directory"
+        self.assertIn(words, done.stderr)
+        self.assertEqual(sorted(os.listdir(self.path("states"))), before)
+        other = self.write_config("other.json", hidden_size=64)
+        self.refused("resume with the model, data and options it was made with", "--init", other)
+        self.goes_on()
+
     def test_other_geometry(self):
         shutil.copy(self.rank(0), self.rank(1))
         self.refused("belongs to rank 0, this is rank 1: restore the file's name")

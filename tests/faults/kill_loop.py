@@ -1,13 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""SIGKILL at random instants, each followed by a resume: the end must be that of the undisturbed run.
+"""SIGKILL at random instants, or the power failing at random operations, each followed by a resume: the
+end must be that of the undisturbed run.
 
-usage: kill_loop.py [--kills N] [--seed N]     (ZSPILL_KILLS: how many, default 20)
+usage: kill_loop.py [--power] [--kills N] [--seed N]     (ZSPILL_KILLS: how many, default 20)
+
+  --power  not at an instant, but at the n-th change of a file: of what is not flushed, each write stays,
+           goes, or is torn at 512 bytes (docs/faults.md)
 """
 
 import argparse
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -19,14 +24,66 @@ from cli_support import Case, PROGRAM, command, read_rows, read_safetensors, run
 STEPS = 24
 KILLS = int(os.environ.get("ZSPILL_KILLS") or 20)
 SEED = int(os.environ.get("ZSPILL_KILL_SEED") or time.time_ns() % 1000000)
+POWER = False
+TOTALS = []  # of the loops that came to their end
 # The same global batch of 4 rows in other worlds: ranks, micro-batch, accumulation.
 WORLDS = [(1, 4, 1), (2, 2, 1), (2, 1, 2), (4, 1, 1), (1, 2, 2)]
+
+
+class Kill:
+    """At an instant."""
+
+    def __init__(self, rng):
+        self.random = rng
+        self.reach = None  # seconds
+
+    def measure(self, seconds, share):
+        self.reach = share * seconds
+
+    def later(self):
+        self.reach *= 1.5
+
+    def strike(self, call):
+        """The exit code, what was said, and what was done to it."""
+        with subprocess.Popen(
+            command(*call), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        ) as process:
+            after = self.random.uniform(0, self.reach)
+            try:
+                process.wait(after)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            errors = process.stderr.read()
+        return process.returncode, errors, f"killed after {after:.3f} s"
+
+
+class PowerCut:
+    """At a change of a file: a write, a flush, a rename, an allocation."""
+
+    def __init__(self, rng):
+        self.random = rng
+        self.reach = 400  # changes: about 24 steps of two ranks
+
+    def measure(self, seconds, share):
+        pass
+
+    def later(self):
+        self.reach *= 2
+
+    def strike(self, call):
+        change, seed = self.random.randint(1, self.reach), self.random.randrange(10**6)
+        faults = f"change@{change}=cut:kill;seed={seed}"
+        done = run(*call, env={**os.environ, "ZSPILL_FAULTS": faults})
+        if done.returncode == 0:
+            self.reach = max(change, 40)
+        return done.returncode, done.stderr, faults
 
 
 class KillLoop(Case):
     def setUp(self):
         super().setUp()
         self.random = random.Random(f"{SEED} {self.id()}")
+        self.blow = (PowerCut if POWER else Kill)(self.random)
         self.kills = 0
 
     def tokens(self):
@@ -51,37 +108,49 @@ class KillLoop(Case):
         """Names of the tensors that differ: a diff of their bytes would take for ever."""
         return [name for name in {**one, **other} if one.get(name) != other.get(name)]
 
-    def run_and_kill(self, call, longest):
-        """0: it came to its end before the kill."""
-        with subprocess.Popen(
-            command(*call), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        ) as process:
-            try:
-                process.wait(self.random.uniform(0, longest))
-            except subprocess.TimeoutExpired:
-                process.kill()
-            errors = process.stderr.read()
-        if process.returncode == 0:
+    def in_force(self, where):
+        """Step of the newest commit that all ranks have; 0: none is there."""
+        if not os.path.exists(os.path.join(where, "zspill.manifest")):
             return 0
-        self.assertEqual(process.returncode, -9, f"seed {SEED}, kill {self.kills}: {errors}")
-        self.kills += 1
-        return 1
+        text = self.good("inspect", where).stdout
+        return min(int(step) for step in re.findall(r"step (\d+),.*\(in force\)", text))
 
-    def loop(self, kills, *args, data=None, nvme=True):
+    def check_recovered(self, out, where, every, how):
+        """A step's row is written before its commit: the one before it must have come through. A
+        skipped step is not counted as one of the state's."""
+        rows = self.path(out + ".jsonl")
+        rows = read_rows(rows) if os.path.exists(rows) else []
+        last = (rows[-1]["step"] - 1) // every * every if rows else 0
+        wanted = sum(1 for row in rows if row["step"] <= last and not row.get("skipped"))
+        self.assertGreaterEqual(self.in_force(where), wanted, how)
+
+    def run_and_kill(self, call):
+        """What was done to it; None: it came to its end before."""
+        code, errors, how = self.blow.strike(call)
+        if code == 0:
+            return None
+        how = f"seed {SEED}, blow {self.kills}: {how}"
+        self.assertEqual(code, -9, f"{how}: {errors}")
+        self.kills += 1
+        return how
+
+    def loop(self, kills, *args, data=None, nvme=True, every=1):
         begin = time.monotonic()
         self.good(*self.call("whole", nvme and "whole-states", *args, data=data))
-        longest = 0.6 * (time.monotonic() - begin)
+        self.blow.measure(time.monotonic() - begin, 0.6)
         attempt = 0
         while self.kills < kills:
             out, states = f"out{attempt}", nvme and f"states{attempt}"
+            where = self.path(states or out + "/state")
             call = self.call(out, states, *args, data=data)
-            while self.kills < kills and self.run_and_kill(call, longest):
-                pass
+            while self.kills < kills and (how := self.run_and_kill(call)):
+                self.check_recovered(out, where, every, how)
             self.good(*call)
             self.assertEqual(self.losses(out), self.losses("whole"), f"seed {SEED}")
             self.assertEqual(self.differing(self.model(out), self.model("whole")), [], f"seed {SEED}")
-            self.good("inspect", "--verify", self.path(states or out + "/state"))
+            self.good("inspect", "--verify", where)
             attempt += 1
+        TOTALS.append(self.kills)
 
     def share(self, part):
         return max(KILLS * part // 20, 2)
@@ -96,6 +165,7 @@ class KillLoop(Case):
         self.loop(
             self.share(3),
             *("--ranks", 2, "--micro-batch", 2, "--zero-stage", 2, "--durability", "every=3"),
+            every=3,
         )
 
     def test_partly_resident(self):
@@ -152,38 +222,45 @@ class KillLoop(Case):
     def test_change_of_shape(self):
         begin = time.monotonic()
         self.good(*self.call("whole", "whole-states", "--ranks", 2, "--micro-batch", 2))
-        longest = 0.8 * (time.monotonic() - begin)
+        self.blow.measure(time.monotonic() - begin, 0.8)
         last = 0
         steps = 10**6  # it never comes to its end by itself
         while self.kills < self.share(3) or not last:
             call = self.call("out", None, *self.shape(), steps=steps)
-            self.assertEqual(self.run_and_kill(call, longest), 1)
+            how = self.run_and_kill(call)
+            self.assertIsNotNone(how)
             step, bits = self.committed()
-            self.assertGreaterEqual(step, last, f"seed {SEED}: a commit was lost")
+            self.assertGreaterEqual(step, last, f"{how}: a commit was lost")
             last = step
             if not step:
-                longest *= 1.5  # killed before the first commit: one must come, however slow the machine
+                self.blow.later()  # killed before the first commit: one must come, however slow the machine
             else:
                 # Taken over in another shape, without a step: the same bits.
                 shape = self.shape()
                 self.good(*self.call("out", None, *shape, steps=step))
-                where = f"seed {SEED}, kill {self.kills}, taken over at step {step} by {shape}"
+                where = f"{how}, taken over at step {step} by {shape}"
                 again, same = self.committed()
                 self.assertEqual((again, self.differing(same, bits)), (step, []), where)
         self.good("inspect", "--verify", self.state())
+        TOTALS.append(self.kills)
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=KILLS)
     parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--power", action="store_true")
     known, rest = parser.parse_known_args()
-    globals().update(KILLS=known.kills, SEED=known.seed)
+    globals().update(KILLS=known.kills, SEED=known.seed, POWER=known.power)
     if not os.path.exists(PROGRAM):
         print(f"skipped: {PROGRAM} is not built")
         sys.exit(77)
-    print(f"{KILLS} kills, seed {SEED}", flush=True)
-    unittest.main(argv=[sys.argv[0], *rest])
+    what = "power cuts" if POWER else "kills"
+    print(f"{KILLS} {what}, seed {SEED}", flush=True)
+    done = unittest.main(argv=[sys.argv[0], *rest], exit=False)
+    good = done.result.wasSuccessful()
+    print(f"{sum(TOTALS)} {what} in the loops that came to their end, all recovered")
+    sys.exit(not good)
 
 
 if __name__ == "__main__":

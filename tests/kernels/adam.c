@@ -154,10 +154,8 @@ static void bench(const zs_kernels *k, zs_dtype grad, zs_dtype working, int with
 
 static void bench_all(void)
 {
-    for (const char *const *name = zs_kernels_names(); *name; name++) {
-        const zs_kernels *k = zs_kernels_find(*name);
-        if (!k)
-            continue;
+    const zs_kernels *k;
+    for (size_t i = 0; (k = check_level(i)); i++) {
         bench(k, ZS_FP32, ZS_FP32, 0);
         for (int d = 0; d < ZS_DTYPES; d++)
             bench(k, (zs_dtype)d, (zs_dtype)d, 1);

@@ -11,6 +11,7 @@
 #include "base/util.h"
 #include "kernels/element.h"
 #include "kernels/kernels.h"
+#include "kernels/math.h"
 
 static const size_t check_sizes[] = {0, 1, 7, 8, 9, 31, 32, 33, 128, 513, 4096, 65536 + 5};
 /* Bytes by which arrays miss a 64-byte boundary. */
@@ -142,19 +143,50 @@ static inline void check_that(int holds, const char *what)
     check_failures++;
 }
 
-/* Calls use with each level of this CPU but plain C (count of them is returned). */
-static inline int check_each_level(void (*use)(const zs_kernels *k, const zs_kernels *c))
+/* The i-th level under test, plain C the last; NULL: no more. tests/emu builds these programs for
+ * one level that it defines, CHECK_LEVEL. */
+#ifdef CHECK_LEVEL
+extern const zs_kernels CHECK_LEVEL;
+
+static inline const zs_kernels *check_level(size_t i)
 {
-    int count = 0;
-    const zs_kernels *c = zs_kernels_find("c");
+    return i == 0 ? &CHECK_LEVEL : NULL;
+}
+#else
+static inline const zs_kernels *check_level(size_t i)
+{
     for (const char *const *name = zs_kernels_names(); *name; name++) {
         const zs_kernels *k = zs_kernels_find(*name);
-        if (!k)
-            printf("level %s: not on this CPU\n", *name);
-        else if (k != c) {
+        if (k && i-- == 0)
+            return k;
+    }
+    return NULL;
+}
+#endif
+
+/* Calls use with each level under test but plain C. */
+static inline void check_each_level(void (*use)(const zs_kernels *k, const zs_kernels *c))
+{
+    const zs_kernels *c = zs_kernels_find("c"), *k;
+    for (size_t i = 0; (k = check_level(i)); i++)
+        if (k != c)
             use(k, c);
-            count++;
-        }
+}
+
+/* Runs of all sizes over n elements, some left alone, with gaps: what a chunk of many parameters
+ * looks like. At most most of them; returns how many. */
+static inline size_t check_runs(zs_adam_run *runs, size_t most, uint64_t n,
+                                const zs_adam_coef *coefs, size_t coef_count)
+{
+    size_t count = 0;
+    uint64_t first = 5;
+    uint64_t random = 99;
+    while (first < n && count < most) {
+        uint64_t size = check_random(&random) % (count % 40 == 7 ? 60000 : 70);
+        runs[count] = (zs_adam_run){first, ZS_MIN(size, n - first),
+                                    count % 5 == 3 ? NULL : &coefs[count % coef_count]};
+        first += size + (count % 11 == 0 ? 20000 : 0);
+        count++;
     }
     return count;
 }

@@ -67,22 +67,6 @@ static void state_compare(const char *what, const state *got, const state *want)
     check_same(what, "working", ZS_BF16, &got->working, &want->working);
 }
 
-/* Runs of all sizes, some left alone, with gaps: what a chunk of many parameters looks like. */
-static size_t runs_make(zs_adam_run *runs, const zs_adam_coef coef[2])
-{
-    size_t count = 0;
-    uint64_t first = 5;
-    uint64_t random = 99;
-    while (first < N && count < SMALL) {
-        uint64_t size = check_random(&random) % (count % 40 == 7 ? 60000 : 70);
-        runs[count] =
-            (zs_adam_run){first, ZS_MIN(size, N - first), count % 5 == 3 ? NULL : &coef[count % 2]};
-        first += size + (count % 11 == 0 ? 20000 : 0);
-        count++;
-    }
-    return count;
-}
-
 static void adam_any_threads(void)
 {
     static const int threads[] = {1, 2, 3, 8};
@@ -93,7 +77,7 @@ static void adam_any_threads(void)
     zs_adam_coef_make(&coef[0], &group, 1, 1.0);
     group.weight_decay = 0;
     zs_adam_coef_make(&coef[1], &group, 7, 0.5);
-    size_t count = runs_make(runs, coef);
+    size_t count = check_runs(runs, SMALL, N, coef, ZS_COUNT(coef));
     check_that(count > 100 && count < SMALL, "math_host: number of runs");
 
     state want = state_make();

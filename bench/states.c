@@ -55,7 +55,11 @@ void bench_states_open(const bench_env *env, const char *dir, uint64_t numel, ui
         for (uint64_t i = 0; i < n; i++)
             ((uint16_t *)grad)[i] = (uint16_t)(0x3c00 | (i & 0x807f));
         out->runs[s] = (zs_adam_run){0, n, &out->coef};
-        out->inputs[s] = (zs_states_input){grad, ZS_BF16, working, &out->runs[s], 1};
+        out->inputs[s] = (zs_states_input){.grad = grad,
+                                           .grad_dtype = ZS_BF16,
+                                           .working = working,
+                                           .runs = &out->runs[s],
+                                           .run_count = 1};
     }
     zs_states_config config = {.tier = ZS_TIER_NVME,
                                .dir = dir,

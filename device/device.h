@@ -7,7 +7,6 @@
 #include "base/ledger.h"
 #include "zspill.h"
 
-typedef struct zs_device zs_device;
 typedef struct zs_stream zs_stream; /* NULL: the device's first stream */
 typedef struct zs_event zs_event;
 
@@ -21,6 +20,8 @@ typedef struct zs_device_ops {
     zs_status (*host_alloc)(zs_device *device, size_t bytes, void **out);
     void (*host_free)(zs_device *device, void *ptr, size_t bytes);
     zs_status (*stream_open)(zs_device *device, zs_stream **out);
+    /* The caller's own stream (cudaStream_t), which stream_close leaves open. */
+    zs_status (*stream_wrap)(zs_device *device, void *native, zs_stream **out);
     void (*stream_close)(zs_device *device, zs_stream *stream);
     zs_status (*stream_sync)(zs_device *device, zs_stream *stream);
     zs_status (*event_open)(zs_device *device, zs_event **out);
@@ -29,6 +30,8 @@ typedef struct zs_device_ops {
     zs_status (*event_wait)(zs_device *device, zs_event *event, zs_stream *stream);
     /* The calling thread waits for what was recorded last; not at all when nothing was. */
     zs_status (*event_sync)(zs_device *device, zs_event *event);
+    /* *done: 1 when event_sync would not wait. */
+    zs_status (*event_done)(zs_device *device, zs_event *event, int *done);
     /* The stream as the device's kernels and libraries take it (cudaStream_t); NULL on the host. */
     void *(*stream_native)(zs_device *device, zs_stream *stream);
     /* Either side may be device memory or memory of host_alloc; other host memory only where
@@ -50,7 +53,6 @@ struct zs_device {
 };
 
 zs_status zs_device_open_host(zs_device **out);
-void zs_device_close(zs_device **device);
 
 /* An allocation together with its line in the ledger. Zero it before first use; free takes zeroed
  * ones. */

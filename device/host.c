@@ -76,6 +76,12 @@ static zs_status host_stream_open(zs_device *device, zs_stream **out)
     return ZS_OK;
 }
 
+static zs_status host_stream_wrap(zs_device *device, void *native, zs_stream **out)
+{
+    *out = NULL;
+    return zs_fail(ZS_ERR_ARG, "stream %p: the host has none of its own; pass NULL", native);
+}
+
 static void host_stream_close(zs_device *device, zs_stream *stream)
 {
     free(stream);
@@ -107,6 +113,12 @@ static zs_status host_event_touch(zs_device *device, zs_event *event, zs_stream 
 
 static zs_status host_event_sync(zs_device *device, zs_event *event)
 {
+    return ZS_OK;
+}
+
+static zs_status host_event_done(zs_device *device, zs_event *event, int *done)
+{
+    *done = 1;
     return ZS_OK;
 }
 
@@ -154,6 +166,7 @@ static const zs_device_ops host_ops = {
     .host_alloc = host_alloc_host,
     .host_free = host_unmap,
     .stream_open = host_stream_open,
+    .stream_wrap = host_stream_wrap,
     .stream_close = host_stream_close,
     .stream_sync = host_stream_sync,
     .event_open = host_event_open,
@@ -161,6 +174,7 @@ static const zs_device_ops host_ops = {
     .event_record = host_event_touch,
     .event_wait = host_event_touch,
     .event_sync = host_event_sync,
+    .event_done = host_event_done,
     .stream_native = host_stream_native,
     .copy = host_copy,
     .zero = host_zero,
@@ -175,11 +189,4 @@ zs_status zs_device_open_host(zs_device **out)
         return zs_fail(ZS_ERR_NOMEM, "host device: out of memory");
     **out = (zs_device){.ops = &host_ops, .host_access = 1};
     return ZS_OK;
-}
-
-void zs_device_close(zs_device **device)
-{
-    if (*device)
-        (*device)->ops->close(*device);
-    *device = NULL;
 }

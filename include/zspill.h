@@ -98,6 +98,18 @@ ZS_API zs_status zs_pool_open(int threads, int first_core, zs_pool **out);
 /* No engine may use the pool any more. */
 ZS_API void zs_pool_close(zs_pool **pool);
 
+/* ---- devices ---- */
+
+/* Where parameters, gradients and the caller's computing are. Used by one thread at a time. */
+typedef struct zs_device zs_device;
+
+/* name: "host"; "cuda" or "cuda:N", device N (0 without it) of those that the process sees, through
+ * the plug-in libzspill-cuda.so (ZSPILL_CUDA_LIB overrides where it is looked for):
+ * ZS_ERR_UNSUPPORTED where there is none. */
+ZS_API zs_status zs_device_open(const char *name, zs_device **out);
+/* No engine may use the device any more. */
+ZS_API void zs_device_close(zs_device **device);
+
 /* ---- trace ---- */
 
 typedef struct zs_trace zs_trace;
@@ -237,6 +249,14 @@ typedef struct zs_engine_config {
     void *log_cookie;
     zs_log_level log_level; /* default info */
     zs_trace *trace;        /* NULL: none; not owned */
+    zs_device *device; /* where device memory is; not owned, must outlive the engine; NULL: host.
+                          On another device zs_param_data and zs_grad_buffer give its pointers and
+                          zs_grad_ready takes such; all else takes host memory of any kind */
+    void *stream; /* CUDA: the caller's cudaStream_t, on which it queues what uses units and makes
+                     gradients; NULL: the device's first one, never CUDA's default stream. The
+                     engine's work is ordered with it by events: zs_unit_acquire makes it wait for
+                     the unit, zs_unit_release and zs_grad_ready cover what is queued on it by then.
+                     The caller never has to wait on the host */
 } zs_engine_config;
 
 /* Fills in the defaults above. */

@@ -32,8 +32,14 @@ int zs_states_spills_working(const zs_states *states, size_t shard)
 zs_status zs_states_copy(zs_states *states, void *dst, const void *src, uint64_t bytes)
 {
     zs_device *device = states->config.device;
-    ZS_CHECK(device->ops->copy(device, dst, src, bytes, NULL));
-    return device->ops->stream_sync(device, NULL);
+    ZS_CHECK(device->ops->copy(device, dst, src, bytes, states->config.stream));
+    return device->ops->stream_sync(device, states->config.stream);
+}
+
+void *zs_states_native(const zs_states *states)
+{
+    zs_device *device = states->config.device;
+    return device->ops->stream_native(device, states->config.stream);
 }
 
 zs_status zs_states_usable(const zs_states *states)
@@ -237,6 +243,8 @@ zs_status zs_states_open(const zs_states_config *config, zs_states **out)
         return zs_fail(ZS_ERR_NOMEM, "no memory for the optimizer states of %zu shards",
                        config->shard_count);
     states->config = *config;
+    if (!states->config.host_math)
+        states->config.host_math = config->math;
     if (!states->config.slots)
         states->config.slots = 2;
     states->shard_count = config->shard_count;

@@ -44,8 +44,10 @@ typedef struct zs_states_config {
                  */
     zs_io *io;  /* borrowed, as all below; may be NULL when dir is NULL and params is NULL */
     zs_device *device;
-    zs_math *math;
-    zs_pool *pool; /* that math works with, for checksums; NULL: the calling thread's work */
+    zs_stream *stream;  /* of the device, that all that touches the states is queued on */
+    zs_math *math;      /* of the device */
+    zs_math *host_math; /* for host memory; NULL: math, where the host is the device */
+    zs_pool *pool;      /* that math works with, for checksums; NULL: the calling thread's work */
     zs_ledger *ledger;
     const zs_log *log;
     zs_trace *trace;
@@ -69,6 +71,7 @@ typedef struct zs_states_input {
     const void *grad; /* numel elements, resident */
     zs_dtype grad_dtype;
     void *working; /* resident working copy, numel elements, or NULL (none, or in params) */
+    int far_grad, far_working; /* 1: in host memory that the device reaches over the bus */
     const zs_adam_run
         *runs; /* in increasing order, not overlapping; elements in none are left alone */
     size_t run_count;
@@ -81,9 +84,9 @@ zs_status zs_states_step(zs_states *states, const zs_states_input *inputs,
 /* Starts fetching what the next step needs first. Never needed, never wrong. */
 zs_status zs_states_prefetch(zs_states *states);
 
-/* Elements [first, first + count) of an array (master, exp_avg, exp_avg_sq) of a shard. Cheapest in
- * increasing order; write goes through a one-chunk window, so call zs_states_flush after the last
- * of a row of writes. */
+/* Elements [first, first + count) of an array (master, exp_avg, exp_avg_sq) of a shard; dst and src
+ * are memory that the device copies from and to. Cheapest in increasing order; write goes through a
+ * one-chunk window, so call zs_states_flush after the last of a row of writes. */
 zs_status zs_states_read(zs_states *states, size_t shard, zs_array array, uint64_t first,
                          uint64_t count, float *dst);
 zs_status zs_states_write(zs_states *states, size_t shard, zs_array array, uint64_t first,

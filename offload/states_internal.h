@@ -78,6 +78,8 @@ unsigned zs_states_streamed(const zs_states *states, size_t shard);
 int zs_states_spills_working(const zs_states *states, size_t shard);
 /* dst = src by way of the device. */
 zs_status zs_states_copy(zs_states *states, void *dst, const void *src, uint64_t bytes);
+/* The states' stream as kernels take it. */
+void *zs_states_native(const zs_states *states);
 zs_status zs_states_usable(const zs_states *states);
 
 /* ---- ring.c ---- */

@@ -239,6 +239,7 @@ fail:
 static zs_status step_resident(zs_states *states, step *work)
 {
     zs_math *math = states->config.math;
+    void *native = zs_states_native(states);
     zs_trace *trace = states->config.trace;
     for (size_t s = 0; s < states->shard_count; s++) {
         const zs_states_input *input = &work->inputs[s];
@@ -254,8 +255,7 @@ static zs_status step_resident(zs_states *states, step *work)
                                  .working_dtype = states->shards[s].working_dtype};
         uint64_t span = trace ? zs_trace_now() : 0;
         double begin = zs_now();
-        ZS_CHECK(math->ops->adam(math, NULL, &arrays, input->runs, input->run_count));
-        ZS_CHECK(states->config.device->ops->stream_sync(states->config.device, NULL));
+        ZS_CHECK(math->ops->adam(math, native, &arrays, input->runs, input->run_count));
         work->adam_seconds += zs_now() - begin;
         if (trace)
             zs_trace_span(trace, states->config.rank, "adam", "adam", span, zs_trace_now());

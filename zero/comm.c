@@ -130,6 +130,14 @@ zs_status zs_comm_all_gather(zs_comm *comm, const char *what, const void *send, 
     return comm->ops->all_gather(comm, send, recv, bytes);
 }
 
+zs_status zs_comm_meet(zs_comm *comm, const char *what, int reduce, uint64_t bytes, zs_dtype dtype)
+{
+    zs_comm_desc desc;
+    fill_desc(comm, &desc, reduce ? ZS_COMM_REDUCE_SCATTER : ZS_COMM_ALL_GATHER, what, bytes,
+              reduce ? (uint32_t)dtype : 0);
+    return meet(comm, &desc, NULL);
+}
+
 zs_status zs_comm_reduce_scatter(zs_comm *comm, zs_math *math, const char *what, const void *send,
                                  void *recv, uint64_t count, zs_dtype dtype)
 {

@@ -22,6 +22,7 @@ static zs_status agree_on_config(zs_engine *e)
         const char *what;
         uint64_t value;
     } checks[] = {
+        {"the kind of device (0: the host)", !e->device->host_access},
         {"zero_stage", (uint64_t)c->zero_stage},
         {"optimizer_tier", (uint64_t)c->optimizer_tier},
         {"param_tier", (uint64_t)c->param_tier},
@@ -185,13 +186,6 @@ static zs_status open_param_file(zs_engine *e)
                         &e->window);
 }
 
-/* An fp32 working copy that stays in memory is the master; a second one would only cost its bytes.
- */
-static float *resident_master(const zs_engine *e, const zs_flat *f)
-{
-    return f->dtype == ZS_FP32 ? zs_flat_working_held(e, f) : NULL;
-}
-
 static zs_status open_states(zs_engine *e)
 {
     const zs_engine_config *c = &e->config;
@@ -212,7 +206,7 @@ static zs_status open_states(zs_engine *e)
         shards[count++] = (zs_states_shard){
             .numel = zs_flat_held_numel(e, f),
             .working_dtype = f->dtype,
-            .master = resident_master(e, f),
+            .master = zs_flat_is_master(e, f) ? zs_flat_working_held(e, f) : NULL,
             .param_shard = f->param_shard,
         };
     }
@@ -231,7 +225,9 @@ static zs_status open_states(zs_engine *e)
         .resume = c->resume,
         .io = e->io,
         .device = e->device,
+        .stream = e->work,
         .math = e->math,
+        .host_math = e->host_math,
         .pool = e->pool,
         .ledger = e->ledger,
         .log = &e->log,
@@ -296,6 +292,12 @@ static zs_status build(zs_engine *e)
     if (e->config.param_tier == ZS_TIER_NVME)
         ZS_CHECK(open_param_file(e));
     ZS_CHECK(open_states(e));
+    if (!e->device->host_access)
+        ZS_CHECK(zs_mem_alloc(e->device, e->ledger, ZS_TIER_HOST, "gradient norms",
+                              e->flat_count * sizeof *e->sums, &e->sums_mem));
+    e->sums = e->device->host_access ? calloc(e->flat_count, sizeof *e->sums) : e->sums_mem.ptr;
+    if (!e->sums)
+        return zs_fail(ZS_ERR_NOMEM, "zs_engine_commit: no memory for %zu sums", e->flat_count);
     zs_cache_init(&e->gather_cache, e->device, e->ledger, ZS_TIER_DEVICE, "gathered parameters");
     zs_cache_init(&e->staging_cache, e->device, e->ledger, ZS_TIER_HOST, "parameter staging");
     zs_cache_init(&e->bucket_cache, e->device, e->ledger, ZS_TIER_DEVICE, "gradient buckets");
@@ -307,6 +309,8 @@ zs_status zs_engine_commit(zs_engine *e)
     ZS_CHECK(zs_engine_enter(e, "zs_engine_commit"));
     ZS_CHECK(zs_engine_expect(e, 1u << ZS_PHASE_OPEN, "zs_engine_commit"));
     zs_status status = agree_on_config(e);
+    if (status == ZS_OK)
+        status = zs_bulk_open(e->comm, e->device, e->host_math, &e->bulk);
     if (status == ZS_OK && e->config.state_dir)
         status = zs_state_draw(e);
     if (status == ZS_OK && e->config.state_dir)
@@ -331,13 +335,19 @@ void zs_engine_free_layout(zs_engine *e)
         free(f->params);
         free(f->runs);
     }
-    for (size_t u = 0; u < e->unit_count; u++)
+    for (size_t u = 0; u < e->unit_count; u++) {
         if (e->units[u].bucket)
             zs_cache_put(&e->bucket_cache, e->units[u].bucket);
+        zs_mark_close(e->device, &e->units[u].weights);
+        zs_mark_close(e->device, &e->units[u].grads);
+    }
     zs_cache_free(&e->gather_cache);
     zs_cache_free(&e->staging_cache);
     zs_cache_free(&e->bucket_cache);
     zs_mem_free(&e->window);
+    if (!e->sums_mem.ptr)
+        free(e->sums);
+    zs_mem_free(&e->sums_mem);
     free(e->flats);
     free(e->inputs);
     free(e->coefs);
@@ -365,6 +375,14 @@ void *zs_flat_working_held(const zs_engine *e, const zs_flat *f)
     if (!f->working.ptr || e->config.zero_stage == 0 || e->config.zero_stage == 3)
         return f->working.ptr;
     return (char *)f->working.ptr + zs_flat_held_begin(e, f) * zs_dtype_size(f->dtype);
+}
+
+int zs_flat_is_master(const zs_engine *e, const zs_flat *f)
+{
+    const int far = e->config.optimizer_tier != ZS_TIER_DEVICE;
+    if (f->dtype != ZS_FP32 || !zs_flat_working_held(e, f))
+        return 0;
+    return e->device->host_access || far == (f->working.tier == ZS_TIER_HOST);
 }
 
 void *zs_flat_grad_shard(const zs_engine *e, const zs_flat *f)

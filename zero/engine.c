@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/util.h"
+#include "device/cuda.h"
 
 void zs_engine_config_init(zs_engine_config *config)
 {
@@ -188,6 +189,71 @@ static zs_status copy_string(const char *text, char **out)
     return ZS_OK;
 }
 
+/* Where there is an accelerator, its streams and maths beside the host's. */
+static zs_status open_device(zs_engine *e)
+{
+    const size_t bytes = ZS_SCRATCH * sizeof *e->scratch;
+    e->device = e->config.device;
+    if (!e->device) {
+        ZS_CHECK(zs_device_open_host(&e->device));
+        e->own_device = 1;
+    }
+    ZS_CHECK(zs_math_open_host(e->pool, &e->host_math));
+    if (e->device->host_access) {
+        if (e->config.stream)
+            return zs_fail(ZS_ERR_ARG,
+                           "zs_engine_open: stream is %p, but the host has no streams: "
+                           "leave it NULL, or set device",
+                           e->config.stream);
+        e->math = e->host_math;
+        e->scratch = malloc(bytes);
+        if (!e->scratch)
+            return zs_fail(ZS_ERR_NOMEM, "zs_engine_open: no memory for %zu bytes of scratch",
+                           bytes);
+        return ZS_OK;
+    }
+    if (e->config.optimizer_tier != ZS_TIER_DEVICE)
+        return zs_fail(ZS_ERR_UNSUPPORTED,
+                       "optimizer_tier %s with a %s device is not supported by this version: use "
+                       "tier device",
+                       zs_tier_name(e->config.optimizer_tier), e->device->ops->name);
+    ZS_CHECK(e->device->cuda->math_open(e->device, e->ledger, &e->math));
+    if (e->config.stream)
+        ZS_CHECK(e->device->ops->stream_wrap(e->device, e->config.stream, &e->compute));
+    ZS_CHECK(e->device->ops->stream_open(e->device, &e->work));
+    ZS_CHECK(zs_mem_alloc(e->device, e->ledger, ZS_TIER_HOST, "scratch", bytes, &e->scratch_mem));
+    e->scratch = e->scratch_mem.ptr;
+    return ZS_OK;
+}
+
+static void close_device(zs_engine *e)
+{
+    if (!e->device)
+        return;
+    if (!e->scratch_mem.ptr)
+        free(e->scratch);
+    zs_mem_free(&e->scratch_mem);
+    zs_mark_close(e->device, &e->joined);
+    if (e->math != e->host_math)
+        zs_math_close(&e->math);
+    zs_math_close(&e->host_math);
+    e->device->ops->stream_close(e->device, e->work);
+    e->device->ops->stream_close(e->device, e->compute);
+    if (e->own_device)
+        zs_device_close(&e->device);
+}
+
+zs_status zs_engine_join(zs_engine *e)
+{
+    ZS_CHECK(zs_mark_set(e->device, &e->joined, e->compute));
+    return zs_mark_wait(e->device, &e->joined, e->work);
+}
+
+zs_status zs_engine_settle(zs_engine *e)
+{
+    return e->device->ops->stream_sync(e->device, e->work);
+}
+
 zs_status zs_engine_open(const zs_engine_config *config, zs_comm *comm, zs_engine **out)
 {
     zs_status status = ZS_OK;
@@ -231,14 +297,7 @@ zs_status zs_engine_open(const zs_engine_config *config, zs_comm *comm, zs_engin
         ZS_TRY(zs_pool_open(ZS_MIN(threads, 64), -1, &e->pool));
         e->own_pool = 1;
     }
-    ZS_TRY(zs_device_open_host(&e->device));
-    ZS_TRY(zs_math_open_host(e->pool, &e->math));
-    e->scratch = malloc(ZS_SCRATCH * sizeof *e->scratch);
-    if (!e->scratch) {
-        status = zs_fail(ZS_ERR_NOMEM, "zs_engine_open: no memory for %zu bytes of scratch",
-                         ZS_SCRATCH * sizeof *e->scratch);
-        goto fail;
-    }
+    ZS_TRY(open_device(e));
     *out = e;
     return ZS_OK;
 fail:
@@ -254,13 +313,19 @@ void zs_engine_close(zs_engine **engine)
     *engine = NULL;
     if (e->pid != getpid())
         return; /* the child of a fork owns nothing of it */
+    /* What is queued may still use what is about to go, the caller's part of it too. */
+    if (e->device && !e->device->host_access) {
+        (void)e->device->ops->stream_sync(e->device, e->compute);
+        if (e->work)
+            (void)zs_engine_settle(e);
+    }
     zs_gather_close(e);
     zs_states_close(&e->states);
     zs_engine_free_layout(e);
+    zs_bulk_close(&e->bulk);
     zs_param_file_close(&e->param_file);
     zs_io_close(&e->io);
-    zs_math_close(&e->math);
-    zs_device_close(&e->device);
+    close_device(e);
     if (e->own_pool)
         zs_pool_close(&e->pool);
     zs_ledger_close(&e->ledger);
@@ -273,7 +338,6 @@ void zs_engine_close(zs_engine **engine)
     free(e->params);
     free(e->units);
     free(e->groups);
-    free(e->scratch);
     zs_state_unlock(e);
     zs_manifest_free(&e->manifest);
     zs_manifest_free(&e->own);

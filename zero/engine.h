@@ -14,12 +14,13 @@
 #include "base/ledger.h"
 #include "base/log.h"
 #include "base/status.h"
-#include "device/device.h"
+#include "device/mark.h"
 #include "io/io.h"
 #include "kernels/math.h"
 #include "offload/param_file.h"
 #include "offload/states.h"
 #include "offload/store.h"
+#include "zero/bulk.h"
 #include "zero/comm.h"
 #include "zero/layout.h"
 #include "zero/manifest.h"
@@ -50,13 +51,18 @@ typedef struct zs_flat {
 typedef struct zs_successor {
     int32_t before, after;
 } zs_successor;
-enum { ZS_SUCCESSORS = 4 };
+enum { ZS_SUCCESSORS = 4, ZS_UNIT_FLATS = 2 * ZS_DTYPES };
 
 typedef enum zs_unit_state {
     ZS_UNIT_AWAY,    /* stage 3: only the shards are here */
     ZS_UNIT_READING, /* this rank's shards are on their way from NVMe */
     ZS_UNIT_LIVE     /* gathered */
 } zs_unit_state;
+
+typedef struct zs_buffer {
+    zs_mem mem;
+    zs_mark used; /* its last user is done with it */
+} zs_buffer;
 
 typedef struct zs_unit_info {
     char *name;
@@ -70,17 +76,21 @@ typedef struct zs_unit_info {
     int acquired;
     uint64_t last_use;
     uint64_t gather_bytes;
-    zs_mem *gathered; /* from engine->gather_cache */
-    zs_mem *staging;  /* this rank's shards as read from NVMe, from engine->staging_cache */
+    zs_buffer *gathered; /* from engine->gather_cache */
+    zs_buffer *staging;  /* this rank's shards as read from NVMe, from engine->staging_cache */
     zs_io_req read;
     zs_successor successors[ZS_SUCCESSORS];
     int successor_at;
 
     /* gradients of the micro-batch in progress */
     uint64_t bucket_bytes;
-    zs_mem *bucket; /* stages 2 and 3: from engine->bucket_cache */
-    size_t missing; /* trainable parameters whose gradient is not complete */
+    zs_buffer *bucket; /* stages 2 and 3: from engine->bucket_cache */
+    size_t missing;    /* trainable parameters whose gradient is not complete */
     int reduced;
+
+    zs_mark weights;  /* the weights that acquire gives are there (on engine->work) */
+    zs_mark grads;    /* what was read of the full gradient buffers was read (on engine->work) */
+    int grads_joined; /* in this micro-batch, the caller's stream has waited for grads */
 } zs_unit_info;
 
 typedef struct zs_param_info {
@@ -107,7 +117,7 @@ typedef struct zs_cache {
     zs_ledger *ledger;
     zs_tier tier;
     const char *purpose;
-    zs_mem **idle;
+    zs_buffer **idle;
     size_t idle_count, idle_capacity;
 } zs_cache;
 
@@ -136,7 +146,15 @@ struct zs_engine {
     zs_pool *pool;
     int own_pool;
     zs_device *device;
-    zs_math *math;
+    int own_device;
+    zs_math *math;      /* of the device */
+    zs_math *host_math; /* for host memory; the same where the host is the device */
+    /* The caller's stream, and the one that all of the engine's own work is queued on, in its
+     * order: reductions, gathers, Adam, conversions. Both NULL on the host. */
+    zs_stream *compute, *work;
+    zs_mark joined; /* on compute: what was queued there when the engine last took over */
+
+    zs_bulk *bulk;
     zs_io *io;
     zs_param_file *param_file;
     zs_states *states;
@@ -182,7 +200,10 @@ struct zs_engine {
     zs_mem window;
     zs_flat *window_flat;
     int window_dirty;
-    float *scratch; /* ZS_SCRATCH elements, for conversions */
+    float *scratch; /* ZS_SCRATCH elements, for conversions; memory that the device reaches */
+    zs_mem scratch_mem;
+    double *sums; /* [flat_count]: sums of squares of the reduced gradients, likewise */
+    zs_mem sums_mem;
 };
 
 enum { ZS_SCRATCH = 65536 };
@@ -223,6 +244,27 @@ void *zs_flat_working_held(const zs_engine *e, const zs_flat *flat);
 /* Where this rank's reduced gradient shard is accumulated. */
 void *zs_flat_grad_shard(const zs_engine *e, const zs_flat *flat);
 
+/* Whether that is the master, too: an fp32 working copy that stays on the side where the states
+ * are. A second one would only cost its bytes. */
+int zs_flat_is_master(const zs_engine *e, const zs_flat *flat);
+
+/* The engine's stream as kernels take it. */
+static inline void *zs_engine_native(const zs_engine *e)
+{
+    return e->device->ops->stream_native(e->device, e->work);
+}
+
+/* Work queued from here on comes after all that the caller has queued by now. */
+zs_status zs_engine_join(zs_engine *e);
+/* Waits for the engine's work. Not on the path of a step. */
+zs_status zs_engine_settle(zs_engine *e);
+
+/* mem is memory that only copies, and kernels over the bus, reach from the device. */
+static inline int zs_mem_is_far(const zs_engine *e, const zs_mem *mem)
+{
+    return !e->device->host_access && mem->tier == ZS_TIER_HOST;
+}
+
 /* "unit 'layers.3'" into buf */
 const char *zs_unit_label(const zs_engine *e, size_t unit, char buf[96]);
 
@@ -232,8 +274,12 @@ void zs_engine_free_layout(zs_engine *e);
 /* zero/cache.c */
 void zs_cache_init(zs_cache *cache, zs_device *device, zs_ledger *ledger, zs_tier tier,
                    const char *purpose);
-zs_status zs_cache_get(zs_cache *cache, size_t bytes, zs_mem **out);
-void zs_cache_put(zs_cache *cache, zs_mem *mem);
+/* stream goes on when the buffer's last user is done. */
+zs_status zs_cache_get(zs_cache *cache, size_t bytes, zs_stream *stream, zs_buffer **out);
+/* For the host to fill: waits for the last user. */
+zs_status zs_cache_get_host(zs_cache *cache, size_t bytes, zs_buffer **out);
+/* Its mark, used, is behind its last use. */
+void zs_cache_put(zs_cache *cache, zs_buffer *buffer);
 /* Frees idle buffers. */
 void zs_cache_trim(zs_cache *cache);
 void zs_cache_free(zs_cache *cache);

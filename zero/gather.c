@@ -111,10 +111,17 @@ static zs_status make_room(zs_engine *e, const zs_unit_info *u, uint64_t than, i
 
 /* ---- fetching ---- */
 
+/* Shards that come from NVMe are read beside their place and moved there: it lies at an odd offset,
+ * or in memory that no file is read to. Alone on the host, the shard is the whole. */
+static int staged(const zs_engine *e)
+{
+    return e->param_file && (e->world > 1 || !e->device->host_access);
+}
+
 /* Takes buffers for unit and, where its shards are on NVMe, starts reading them. */
 static zs_status start(zs_engine *e, zs_unit_info *u)
 {
-    ZS_CHECK(zs_cache_get(&e->gather_cache, u->gather_bytes, &u->gathered));
+    ZS_CHECK(zs_cache_get(&e->gather_cache, u->gather_bytes, e->work, &u->gathered));
     u->state = ZS_UNIT_READING;
     e->live_numel += u->numel;
     if (!e->param_file)
@@ -122,24 +129,37 @@ static zs_status start(zs_engine *e, zs_unit_info *u)
     uint64_t bytes = 0;
     for (size_t i = u->flat_begin; i < u->flat_end; i++)
         bytes += zs_param_file_extent(e->param_file, e->flats[i].param_shard);
-    /* Alone, the shard is the whole and is read to its place; else it lies at an odd offset there.
-     */
-    if (e->world > 1)
-        ZS_CHECK(zs_cache_get(&e->staging_cache, bytes, &u->staging));
-    char *to = e->world > 1 ? u->staging->ptr : u->gathered->ptr;
+    if (staged(e))
+        ZS_CHECK(zs_cache_get_host(&e->staging_cache, bytes, &u->staging));
+    char *to = staged(e) ? u->staging->mem.ptr : u->gathered->mem.ptr;
     for (size_t i = u->flat_begin; i < u->flat_end; i++) {
         const zs_flat *f = &e->flats[i];
-        char *at = e->world > 1 ? to : to + f->gather_at;
+        char *at = staged(e) ? to : to + f->gather_at;
         ZS_CHECK(zs_param_file_read(e->param_file, f->param_shard, at, &u->read));
-        to += e->world > 1 ? zs_param_file_extent(e->param_file, f->param_shard) : 0;
+        to += staged(e) ? zs_param_file_extent(e->param_file, f->param_shard) : 0;
     }
     zs_io_poll(e->io);
     return ZS_OK;
 }
 
+/* Where rank's shard of f is gathered from: as it lies there, or in its place already. */
+static zs_status source(zs_engine *e, const zs_flat *f, const void *read, char *to, size_t bytes,
+                        const void **out)
+{
+    const int far = !e->device->host_access && (read || zs_mem_is_far(e, &f->working));
+    const void *from = !e->param_file ? f->working.ptr : read ? read : to;
+    *out = from;
+    if (!far)
+        return ZS_OK;
+    *out = to + (uint64_t)e->rank * bytes;
+    return e->device->ops->copy(e->device, to + (uint64_t)e->rank * bytes, from, bytes, e->work);
+}
+
 static zs_status complete(zs_engine *e, size_t unit)
 {
     zs_unit_info *u = &e->units[unit];
+    zs_piece pieces[ZS_UNIT_FLATS];
+    size_t count = 0;
     char label[96];
     zs_unit_label(e, unit, label);
     if (e->param_file) {
@@ -147,18 +167,23 @@ static zs_status complete(zs_engine *e, size_t unit)
         if (status != ZS_OK)
             return zs_fail_prefix(status, "%s: ", label);
     }
-    const char *staged = u->staging ? u->staging->ptr : NULL;
+    const char *read = u->staging ? u->staging->mem.ptr : NULL;
     for (size_t i = u->flat_begin; i < u->flat_end; i++) {
         const zs_flat *f = &e->flats[i];
         const size_t bytes = f->layout.shard * zs_dtype_size(f->dtype);
-        char *to = (char *)u->gathered->ptr + f->gather_at;
-        const void *from = !e->param_file ? f->working.ptr : staged ? staged : to;
-        ZS_CHECK(zs_comm_all_gather(e->comm, label, from, to, bytes));
-        if (staged)
-            staged += zs_param_file_extent(e->param_file, f->param_shard);
+        char *to = (char *)u->gathered->mem.ptr + f->gather_at;
+        zs_piece *piece = &pieces[count++];
+        *piece = (zs_piece){.recv = to, .count = bytes};
+        ZS_CHECK(source(e, f, read, to, bytes, &piece->send));
+        if (read)
+            read += zs_param_file_extent(e->param_file, f->param_shard);
     }
-    if (u->staging)
+    ZS_CHECK(zs_bulk_all_gather(e->bulk, label, pieces, count, e->work));
+    ZS_CHECK(zs_mark_set(e->device, &u->weights, e->work));
+    if (u->staging) {
+        ZS_CHECK(zs_mark_set(e->device, &u->staging->used, e->work));
         zs_cache_put(&e->staging_cache, u->staging);
+    }
     u->staging = NULL;
     u->state = ZS_UNIT_LIVE;
     return ZS_OK;
@@ -166,8 +191,9 @@ static zs_status complete(zs_engine *e, size_t unit)
 
 zs_status zs_gather_prefetch(zs_engine *e)
 {
-    if (!e->param_file)
-        return ZS_OK; /* from memory there is nothing to gain */
+    /* On the host, gathering from memory ahead of time would only be done earlier. */
+    if (in_place(e) || (!e->param_file && e->device->host_access))
+        return ZS_OK;
     int32_t before = e->before_last_unit, now = e->last_unit;
     for (uint64_t d = 1; now >= 0 && d <= e->unit_count; d++) {
         int32_t next = predict(e, before, now);
@@ -180,6 +206,8 @@ zs_status zs_gather_prefetch(zs_engine *e)
             if (!fits)
                 break;
             ZS_CHECK(start(e, u));
+            if (!e->param_file)
+                ZS_CHECK(complete(e, (size_t)next));
         }
         before = now;
         now = next;
@@ -215,14 +243,18 @@ zs_status zs_unit_acquire(zs_engine *e, zs_unit unit)
     ZS_CHECK(zs_engine_expect(e, ~(1u << ZS_PHASE_OPEN), "zs_unit_acquire"));
     zs_unit_info *u = &e->units[unit];
     e->clock++;
-    if (u->acquired++ || in_place(e))
+    if (u->acquired++)
         return ZS_OK;
+    if (in_place(e))
+        return zs_engine_break(e, zs_mark_wait(e->device, &u->weights, e->compute));
     learn(e, unit);
     uint64_t begin = zs_trace_now();
-    zs_status status = zs_engine_break(e, gather(e, (size_t)unit));
+    zs_status status = gather(e, (size_t)unit);
+    if (status == ZS_OK)
+        status = zs_mark_wait(e->device, &u->weights, e->compute);
     if (e->config.trace)
         zs_trace_span(e->config.trace, e->rank, "gather", "acquire", begin, zs_trace_now());
-    return status;
+    return zs_engine_break(e, status);
 }
 
 zs_status zs_unit_release(zs_engine *e, zs_unit unit)
@@ -231,8 +263,9 @@ zs_status zs_unit_release(zs_engine *e, zs_unit unit)
     zs_unit_info *u = &e->units[unit];
     if (!u->acquired)
         return zs_fail(ZS_ERR_MISUSE, "unit '%s' is released, but it is not acquired", u->name);
-    u->acquired--;
-    return ZS_OK;
+    if (--u->acquired || !u->gathered)
+        return ZS_OK;
+    return zs_engine_break(e, zs_mark_set(e->device, &u->gathered->used, e->compute));
 }
 
 zs_status zs_param_data(zs_engine *e, zs_param param, void **out)
@@ -249,7 +282,7 @@ zs_status zs_param_data(zs_engine *e, zs_param param, void **out)
                        "zs_unit_acquire first",
                        p->name, u->name);
     const zs_flat *f = &e->flats[p->flat];
-    char *base = u->gathered ? (char *)u->gathered->ptr + f->gather_at : f->working.ptr;
+    char *base = u->gathered ? (char *)u->gathered->mem.ptr + f->gather_at : f->working.ptr;
     /* A parameter without elements still gets a pointer. */
     *out = base ? base + f->layout.offset[p->at] * zs_dtype_size(f->dtype) : (void *)e->scratch;
     return ZS_OK;

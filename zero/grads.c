@@ -4,7 +4,8 @@
  * Local gradients of a unit lie in its bucket: at stages 0 and 1 the full gradient buffers, which
  * are there anyway, above that a buffer that lives until the unit is reduced. Every stage reduces
  * the same flat buffers in the same order of additions, which is why all stages give the same bits.
- */
+ *
+ * On an accelerator the caller's stream writes the buckets, the engine's reduces them. */
 #include "base/util.h"
 #include "zero/engine.h"
 
@@ -25,8 +26,8 @@ static char *flat_bucket(const zs_engine *e, const zs_flat *f)
 {
     if (f->grad_full.ptr)
         return f->grad_full.ptr;
-    const zs_mem *bucket = e->units[f->unit].bucket;
-    return bucket ? (char *)bucket->ptr + f->bucket_at : NULL;
+    const zs_buffer *bucket = e->units[f->unit].bucket;
+    return bucket ? (char *)bucket->mem.ptr + f->bucket_at : NULL;
 }
 
 static char *param_bucket(const zs_engine *e, const zs_param_info *p)
@@ -46,19 +47,27 @@ static zs_status clear_gaps(zs_engine *e, const zs_flat *f)
     for (size_t i = 0; i <= f->count; i++) {
         uint64_t next = i < f->count ? f->layout.offset[i] : f->layout.padded;
         if (next > end)
-            ZS_CHECK(e->device->ops->zero(e->device, base + end * size, (next - end) * size, NULL));
+            ZS_CHECK(e->device->ops->zero(e->device, base + end * size, (next - end) * size,
+                                          e->compute));
         if (i < f->count)
             end = f->layout.offset[i] + f->layout.numel[i];
     }
     return ZS_OK;
 }
 
+/* From here on the caller's stream may write unit's local gradients. */
 static zs_status need_bucket(zs_engine *e, size_t unit)
 {
     zs_unit_info *u = &e->units[unit];
-    if (e->config.zero_stage < 2 || u->bucket || !u->bucket_bytes)
+    if (e->config.zero_stage < 2) {
+        if (!u->grads_joined)
+            ZS_CHECK(zs_mark_wait(e->device, &u->grads, e->compute));
+        u->grads_joined = 1;
         return ZS_OK;
-    ZS_CHECK(zs_cache_get(&e->bucket_cache, u->bucket_bytes, &u->bucket));
+    }
+    if (u->bucket || !u->bucket_bytes)
+        return ZS_OK;
+    ZS_CHECK(zs_cache_get(&e->bucket_cache, u->bucket_bytes, e->compute, &u->bucket));
     for (size_t i = u->flat_begin; i < u->flat_end; i++)
         if (e->flats[i].trainable)
             ZS_CHECK(clear_gaps(e, &e->flats[i]));
@@ -67,28 +76,77 @@ static zs_status need_bucket(zs_engine *e, size_t unit)
 
 /* ---- reduction ---- */
 
-static zs_status reduce_flat(zs_engine *e, zs_flat *f)
+/* This rank's part of f's local gradients. */
+static char *own_part(const zs_engine *e, const zs_flat *f)
+{
+    return flat_bucket(e, f) +
+           (uint64_t)e->rank * f->layout.shard * zs_dtype_size(e->config.grad_dtype);
+}
+
+/* Whether sums go straight to where they are kept: the first of a step does, unless that is memory
+ * which the device reaches over the bus only. */
+static int direct(const zs_engine *e, const zs_flat *f, int first)
+{
+    return first && !zs_mem_is_far(e, &f->grad_shard);
+}
+
+/* Adds what the ranks' sum of this micro-batch is to what the shard holds. *out: where the new sum
+ * is, in the device's memory. */
+static zs_status accumulate(zs_engine *e, zs_flat *f, int first, const char **out)
 {
     const zs_dtype dtype = e->config.grad_dtype;
     const uint64_t shard = f->layout.shard;
-    char label[96];
-    char *local = flat_bucket(e, f);
-    char *mine = local + (uint64_t)e->rank * shard * zs_dtype_size(dtype);
+    const zs_math_ops *math = e->math->ops;
+    void *native = zs_engine_native(e);
+    char *mine = own_part(e, f);
     char *sum = zs_flat_grad_shard(e, f);
-    zs_unit_label(e, f->unit, label);
-    const int first = e->micro_index == 0 || at_boundary(e);
-    ZS_CHECK(
-        zs_comm_reduce_scatter(e->comm, e->math, label, local, first ? sum : mine, shard, dtype));
+    if (!zs_mem_is_far(e, &f->grad_shard)) {
+        *out = sum;
+        return first ? ZS_OK : math->add(e->math, native, sum, dtype, mine, dtype, shard);
+    }
+    /* Read over the bus once and written once. */
     if (!first)
-        ZS_CHECK(e->math->ops->add(e->math, NULL, sum, dtype, mine, dtype, shard));
+        ZS_CHECK(math->add(e->math, native, mine, dtype, sum, dtype, shard));
+    *out = mine;
+    return e->device->ops->copy(e->device, sum, mine, shard * zs_dtype_size(dtype), e->work);
+}
+
+static zs_status reduce_flats(zs_engine *e, zs_unit_info *u, const char *label)
+{
+    const zs_dtype dtype = e->config.grad_dtype;
+    const int first = e->micro_index == 0 || at_boundary(e);
+    zs_piece in[ZS_UNIT_FLATS], all[ZS_UNIT_FLATS];
+    size_t count = 0;
+    for (size_t i = u->flat_begin; i < u->flat_end; i++) {
+        zs_flat *f = &e->flats[i];
+        if (f->trainable)
+            in[count++] = (zs_piece){
+                flat_bucket(e, f), direct(e, f, first) ? zs_flat_grad_shard(e, f) : own_part(e, f),
+                f->layout.shard};
+    }
+    ZS_CHECK(zs_bulk_reduce_scatter(e->bulk, label, in, count, dtype, e->work));
+    count = 0;
+    for (size_t i = u->flat_begin; i < u->flat_end; i++) {
+        zs_flat *f = &e->flats[i];
+        const char *sum;
+        if (!f->trainable)
+            continue;
+        ZS_CHECK(accumulate(e, f, first, &sum));
+        all[count++] = (zs_piece){sum, flat_bucket(e, f), f->layout.shard * zs_dtype_size(dtype)};
+        /* While the sum is at hand; blocks are counted from the shard's start at every stage. */
+        if (e->last_micro)
+            ZS_CHECK(e->math->ops->sum_squares(e->math, zs_engine_native(e), sum, dtype,
+                                               f->layout.shard, &e->sums[i]));
+    }
     if (e->config.zero_stage == 0 && e->last_micro)
-        ZS_CHECK(zs_comm_all_gather(e->comm, label, sum, local, shard * zs_dtype_size(dtype)));
+        ZS_CHECK(zs_bulk_all_gather(e->bulk, label, all, count, e->work));
     return ZS_OK;
 }
 
 static zs_status reduce_unit(zs_engine *e, size_t unit)
 {
     zs_unit_info *u = &e->units[unit];
+    char label[96];
     if (u->reduced)
         return ZS_OK;
     u->reduced = 1;
@@ -96,11 +154,14 @@ static zs_status reduce_unit(zs_engine *e, size_t unit)
         return ZS_OK;
     uint64_t begin = zs_trace_now();
     ZS_CHECK(need_bucket(e, unit));
-    for (size_t i = u->flat_begin; i < u->flat_end; i++)
-        if (e->flats[i].trainable)
-            ZS_CHECK(reduce_flat(e, &e->flats[i]));
-    if (u->bucket)
+    ZS_CHECK(zs_engine_join(e));
+    ZS_CHECK(reduce_flats(e, u, zs_unit_label(e, unit, label)));
+    if (u->bucket) {
+        ZS_CHECK(zs_mark_set(e->device, &u->bucket->used, e->work));
         zs_cache_put(&e->bucket_cache, u->bucket);
+    } else {
+        ZS_CHECK(zs_mark_set(e->device, &u->grads, e->work));
+    }
     u->bucket = NULL;
     if (e->config.trace)
         zs_trace_span(e->config.trace, e->rank, "gradients", "reduce", begin, zs_trace_now());
@@ -124,6 +185,7 @@ static void begin_unit(zs_engine *e, size_t unit)
     zs_unit_info *u = &e->units[unit];
     u->missing = 0;
     u->reduced = 0;
+    u->grads_joined = 0;
     for (size_t i = 0; i < u->count; i++) {
         zs_param_info *p = &e->params[u->params[i]];
         p->uses = 0;
@@ -203,14 +265,15 @@ zs_status zs_grad_ready(zs_engine *e, zs_param param, const void *grad, zs_dtype
                        "known",
                        p->name, (int)dtype);
     ZS_CHECK(need_bucket(e, (size_t)p->unit));
+    void *native = e->device->ops->stream_native(e->device, e->compute);
     char *to = param_bucket(e, p);
     if (grad == to && dtype != own)
         return zs_fail(ZS_ERR_ARG, "zs_grad_ready: parameter '%s': its own buffer holds %s, not %s",
                        p->name, zs_dtype_name(own), zs_dtype_name(dtype));
     if (grad != to && p->contributed)
-        ZS_CHECK(e->math->ops->add(e->math, NULL, to, own, grad, dtype, p->numel));
+        ZS_CHECK(e->math->ops->add(e->math, native, to, own, grad, dtype, p->numel));
     else if (grad != to)
-        ZS_CHECK(e->math->ops->cast(e->math, NULL, to, own, grad, dtype, p->numel));
+        ZS_CHECK(e->math->ops->cast(e->math, native, to, own, grad, dtype, p->numel));
     p->contributed = 1;
     p->got_grad = 1;
     if (++p->uses < p->grad_uses)
@@ -252,7 +315,8 @@ static zs_status fill_missing(zs_engine *e, size_t unit)
                            u->name, p->name, p->uses, p->grad_uses);
         if (!p->contributed) {
             ZS_CHECK(need_bucket(e, unit));
-            ZS_CHECK(e->device->ops->zero(e->device, param_bucket(e, p), p->numel * size, NULL));
+            ZS_CHECK(
+                e->device->ops->zero(e->device, param_bucket(e, p), p->numel * size, e->compute));
             p->contributed = 1;
         }
         if (e->config.missing_grad == ZS_MISSING_ZERO)
@@ -288,8 +352,11 @@ zs_status zs_grad_discard(zs_engine *e)
     ZS_CHECK(zs_engine_enter(e, "zs_grad_discard"));
     ZS_CHECK(zs_engine_expect(e, ~(1u << ZS_PHASE_OPEN), "zs_grad_discard"));
     for (size_t u = 0; u < e->unit_count; u++) {
-        if (e->units[u].bucket)
-            zs_cache_put(&e->bucket_cache, e->units[u].bucket);
+        zs_buffer *bucket = e->units[u].bucket;
+        if (bucket) {
+            ZS_CHECK(zs_engine_break(e, zs_mark_set(e->device, &bucket->used, e->compute)));
+            zs_cache_put(&e->bucket_cache, bucket);
+        }
         e->units[u].bucket = NULL;
     }
     e->phase = ZS_PHASE_IDLE;

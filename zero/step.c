@@ -20,20 +20,16 @@ double zs_loss_scale(const zs_engine *e)
 /* ---- norm ---- */
 
 /* Sum of squares of the reduced gradients as they are: this rank's shards block by block, then the
- * ranks in order, at every stage. *found_inf: in: this rank's; out: any rank's. */
+ * ranks in order, at every stage. *found_inf: in: this rank's; out: any rank's. Waits for the
+ * gradients: the one time in a step that the host waits for a device, but for chunks on their way
+ * to disk. */
 static zs_status sum_squares(zs_engine *e, double *total, int *found_inf)
 {
     double values[2] = {0, 0};
-    for (size_t i = 0; i < e->flat_count; i++) {
-        const zs_flat *f = &e->flats[i];
-        double part = 0;
-        if (!f->trainable || !f->layout.shard)
-            continue;
-        ZS_CHECK(e->math->ops->sum_squares(e->math, NULL, zs_flat_grad_shard(e, f),
-                                           e->config.grad_dtype, f->layout.shard, &part));
-        values[0] += part;
-    }
-    ZS_CHECK(e->device->ops->stream_sync(e->device, NULL));
+    ZS_CHECK(zs_engine_settle(e));
+    for (size_t i = 0; i < e->flat_count; i++)
+        if (e->flats[i].trainable && e->flats[i].layout.shard)
+            values[0] += e->sums[i];
     values[1] = *found_inf != 0;
     ZS_CHECK(zs_comm_all_reduce(e->comm, "the gradient norm", ZS_OP_SUM, values, 2));
     *total = values[0];
@@ -118,8 +114,9 @@ static void plan_flat(zs_engine *e, zs_flat *f, double grad_scale, const zs_para
     *in = (zs_states_input){
         .grad = e->config.zero_stage == 0 ? f->grad_full.ptr : zs_flat_grad_shard(e, f),
         .grad_dtype = e->config.grad_dtype,
-        /* An fp32 working copy in memory is the master itself. */
-        .working = f->dtype == ZS_FP32 ? NULL : zs_flat_working_held(e, f),
+        .working = zs_flat_is_master(e, f) ? NULL : zs_flat_working_held(e, f),
+        .far_grad = e->config.zero_stage != 0 && zs_mem_is_far(e, &f->grad_shard),
+        .far_working = zs_mem_is_far(e, &f->working),
         .runs = f->runs,
     };
     for (size_t i = 0; i < f->count; i++) {
@@ -159,6 +156,9 @@ static zs_status apply(zs_engine *e, double grad_scale, zs_step_info *info)
     adapt_loss_scale(e, 0);
     zs_window_drop(e);
     ZS_CHECK(zs_weights_spread(e));
+    /* Adam has read the gradient buffers. */
+    for (size_t u = 0; u < e->unit_count && e->config.zero_stage < 2; u++)
+        ZS_CHECK(zs_mark_set(e->device, &e->units[u].grads, e->work));
     return zs_gather_prefetch(e);
 }
 
@@ -182,13 +182,15 @@ static zs_status take_step(zs_engine *e, const zs_step_config *c, zs_step_info *
     ZS_CHECK(agree_on_hyper(e, c));
     ZS_CHECK(zs_gather_invalidate(e));
     ZS_CHECK(zs_window_flush(e));
+    /* The caller may still be reading the weights. */
+    ZS_CHECK(zs_engine_join(e));
     ZS_CHECK(sum_squares(e, &total, &found_inf));
     const zs_clip_config config = {.unscale = c->grad_scale / e->loss_scale,
                                    .clip_factor = c->clip_factor,
                                    .max_norm = c->max_norm,
                                    .found_inf = found_inf};
     zs_clip clip;
-    ZS_CHECK(e->math->ops->clip(e->math, NULL, &config, &total, 1, &clip));
+    ZS_CHECK(e->host_math->ops->clip(e->host_math, NULL, &config, &total, 1, &clip));
     info->grad_norm = clip.norm;
     info->clip_factor = clip.factor;
     info->skipped = clip.skip;

@@ -58,19 +58,29 @@ static zs_status working_at(zs_engine *e, zs_flat *f, int write, char **out)
 
 /* ---- spreading ---- */
 
+static zs_status spread_unit(zs_engine *e, size_t unit)
+{
+    zs_unit_info *u = &e->units[unit];
+    zs_piece pieces[ZS_UNIT_FLATS];
+    size_t count = 0;
+    char label[96];
+    for (size_t i = u->flat_begin; i < u->flat_end; i++) {
+        const zs_flat *f = &e->flats[i];
+        pieces[count++] = (zs_piece){zs_flat_working_held(e, f), f->working.ptr,
+                                     f->layout.shard * zs_dtype_size(f->dtype)};
+    }
+    if (e->config.zero_stage == 1 || e->config.zero_stage == 2)
+        ZS_CHECK(
+            zs_bulk_all_gather(e->bulk, zs_unit_label(e, unit, label), pieces, count, e->work));
+    return zs_mark_set(e->device, &u->weights, e->work);
+}
+
 zs_status zs_weights_spread(zs_engine *e)
 {
-    char label[96];
     ZS_CHECK(zs_gather_invalidate(e));
     ZS_CHECK(zs_window_flush(e));
-    if (e->config.zero_stage == 0 || e->config.zero_stage == 3)
-        return ZS_OK;
-    for (size_t i = 0; i < e->flat_count; i++) {
-        zs_flat *f = &e->flats[i];
-        ZS_CHECK(zs_comm_all_gather(e->comm, zs_unit_label(e, f->unit, label),
-                                    zs_flat_working_held(e, f), f->working.ptr,
-                                    f->layout.shard * zs_dtype_size(f->dtype)));
-    }
+    for (size_t u = 0; u < e->unit_count; u++)
+        ZS_CHECK(spread_unit(e, u));
     return ZS_OK;
 }
 
@@ -82,8 +92,9 @@ static zs_status flat_from_master(zs_engine *e, zs_flat *f)
         char *to;
         ZS_CHECK(zs_states_read(e->states, f->state_shard, ZS_MASTER, at, n, e->scratch));
         ZS_CHECK(working_at(e, f, 1, &to));
-        ZS_CHECK(e->math->ops->cast(e->math, NULL, to + at * zs_dtype_size(f->dtype), f->dtype,
-                                    e->scratch, ZS_FP32, n));
+        ZS_CHECK(e->math->ops->cast(e->math, zs_engine_native(e), to + at * zs_dtype_size(f->dtype),
+                                    f->dtype, e->scratch, ZS_FP32, n));
+        ZS_CHECK(zs_engine_settle(e)); /* scratch is filled again */
     }
     return ZS_OK;
 }
@@ -92,8 +103,7 @@ zs_status zs_weights_from_masters(zs_engine *e)
 {
     for (size_t i = 0; i < e->flat_count; i++) {
         zs_flat *f = &e->flats[i];
-        const int aliased = f->dtype == ZS_FP32 && zs_flat_working_held(e, f);
-        if (f->trainable && !aliased)
+        if (f->trainable && !zs_flat_is_master(e, f))
             ZS_CHECK(flat_from_master(e, f));
     }
     return ZS_OK;
@@ -166,15 +176,17 @@ zs_status zs_param_write(zs_engine *e, zs_param param, uint64_t first, uint64_t 
     ZS_CHECK(find_range(e, param, first, count, src, dtype, "zs_param_write", &at));
     zs_flat *f = &e->flats[e->params[param].flat];
     const char *from = src;
+    ZS_CHECK(zs_engine_join(e));
     while (count) {
         const uint64_t n = ZS_MIN(count, (uint64_t)ZS_SCRATCH);
         char *to;
-        ZS_CHECK(e->math->ops->cast(e->math, NULL, e->scratch, ZS_FP32, from, dtype, n));
+        ZS_CHECK(e->host_math->ops->cast(e->host_math, NULL, e->scratch, ZS_FP32, from, dtype, n));
         ZS_CHECK(working_at(e, f, 1, &to));
-        ZS_CHECK(e->math->ops->cast(e->math, NULL, to + at * zs_dtype_size(f->dtype), f->dtype,
-                                    e->scratch, ZS_FP32, n));
+        ZS_CHECK(e->math->ops->cast(e->math, zs_engine_native(e), to + at * zs_dtype_size(f->dtype),
+                                    f->dtype, e->scratch, ZS_FP32, n));
         if (f->trainable)
             ZS_CHECK(zs_states_write(e->states, f->state_shard, ZS_MASTER, at, n, e->scratch));
+        ZS_CHECK(zs_engine_settle(e)); /* scratch is filled again */
         from += n * zs_dtype_size(dtype);
         at += n;
         count -= n;
@@ -202,7 +214,15 @@ zs_status zs_param_write_moment(zs_engine *e, zs_param param, zs_array array, ui
                        "zs_param_write sets masters",
                        (int)array);
     const zs_flat *f = &e->flats[e->params[param].flat];
-    return zs_states_write(e->states, f->state_shard, array, at, count, src);
+    while (count) {
+        const uint64_t n = ZS_MIN(count, (uint64_t)ZS_SCRATCH);
+        memcpy(e->scratch, src, n * sizeof *src);
+        ZS_CHECK(zs_states_write(e->states, f->state_shard, array, at, n, e->scratch));
+        src += n;
+        at += n;
+        count -= n;
+    }
+    return ZS_OK;
 }
 
 zs_status zs_param_set_steps(zs_engine *e, zs_param param, uint64_t steps)
@@ -243,13 +263,15 @@ static zs_status read_piece(zs_engine *e, zs_flat *f, zs_array array, uint64_t a
         /* At stage 0 the full buffer holds what the shard does at the others. */
         from = f->grad_full.ptr && e->config.zero_stage == 0 ? f->grad_full.ptr
                                                              : zs_flat_grad_shard(e, f);
-        return e->math->ops->cast(e->math, NULL, e->scratch, ZS_FP32,
-                                  from + at * zs_dtype_size(grad), grad, n);
+        ZS_CHECK(e->math->ops->cast(e->math, zs_engine_native(e), e->scratch, ZS_FP32,
+                                    from + at * zs_dtype_size(grad), grad, n));
+        return zs_engine_settle(e);
     }
     if (array == ZS_WEIGHT || (array == ZS_MASTER && !f->trainable)) {
         ZS_CHECK(working_at(e, f, 0, &from));
-        return e->math->ops->cast(e->math, NULL, e->scratch, ZS_FP32,
-                                  from + at * zs_dtype_size(f->dtype), f->dtype, n);
+        ZS_CHECK(e->math->ops->cast(e->math, zs_engine_native(e), e->scratch, ZS_FP32,
+                                    from + at * zs_dtype_size(f->dtype), f->dtype, n));
+        return zs_engine_settle(e);
     }
     return zs_states_read(e->states, f->state_shard, array, at, n, e->scratch);
 }
@@ -273,7 +295,7 @@ zs_status zs_param_read(zs_engine *e, zs_param param, zs_array array, uint64_t f
     while (count) {
         const uint64_t n = ZS_MIN(count, (uint64_t)ZS_SCRATCH);
         ZS_CHECK(read_piece(e, f, array, at, n));
-        ZS_CHECK(e->math->ops->cast(e->math, NULL, to, dtype, e->scratch, ZS_FP32, n));
+        ZS_CHECK(e->host_math->ops->cast(e->host_math, NULL, to, dtype, e->scratch, ZS_FP32, n));
         to += n * zs_dtype_size(dtype);
         at += n;
         count -= n;

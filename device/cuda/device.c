@@ -8,6 +8,7 @@
 
 struct zs_stream {
     cudaStream_t native;
+    int borrowed;
 };
 
 struct zs_event {
@@ -117,6 +118,7 @@ static zs_status cuda_stream_open(zs_device *device, zs_stream **out)
     zs_stream *stream = malloc(sizeof *stream);
     if (!stream)
         return zs_fail(ZS_ERR_NOMEM, "CUDA stream: out of memory");
+    stream->borrowed = 0;
     zs_status status = zs_cuda_status(
         cudaStreamCreateWithFlags(&stream->native, cudaStreamNonBlocking), "making a CUDA stream");
     if (status == ZS_OK)
@@ -126,11 +128,21 @@ static zs_status cuda_stream_open(zs_device *device, zs_stream **out)
     return status;
 }
 
+static zs_status cuda_stream_wrap(zs_device *device, void *wrapped, zs_stream **out)
+{
+    (void)device;
+    *out = malloc(sizeof **out);
+    if (!*out)
+        return zs_fail(ZS_ERR_NOMEM, "CUDA stream: out of memory");
+    **out = (zs_stream){.native = wrapped, .borrowed = 1};
+    return ZS_OK;
+}
+
 static void cuda_stream_close(zs_device *device, zs_stream *stream)
 {
     if (!stream)
         return;
-    if (zs_cuda_enter(device) == ZS_OK)
+    if (!stream->borrowed && zs_cuda_enter(device) == ZS_OK)
         (void)cudaStreamDestroy(stream->native);
     free(stream);
 }
@@ -192,6 +204,17 @@ static zs_status cuda_event_sync(zs_device *device, zs_event *event)
     return zs_cuda_status(cudaEventSynchronize(event->native), "waiting for a CUDA event");
 }
 
+static zs_status cuda_event_done(zs_device *device, zs_event *event, int *done)
+{
+    ZS_CHECK(zs_cuda_enter(device));
+    const cudaError_t code = cudaEventQuery(event->native);
+    *done = code != cudaErrorNotReady;
+    if (*done)
+        return zs_cuda_status(code, "asking for a CUDA event");
+    (void)cudaGetLastError();
+    return ZS_OK;
+}
+
 /* ---- copies ---- */
 
 static zs_status cuda_copy(zs_device *device, void *dst, const void *src, size_t bytes,
@@ -230,6 +253,7 @@ static const zs_device_ops cuda_ops = {
     .host_alloc = cuda_host_alloc,
     .host_free = cuda_host_free,
     .stream_open = cuda_stream_open,
+    .stream_wrap = cuda_stream_wrap,
     .stream_close = cuda_stream_close,
     .stream_sync = cuda_stream_sync,
     .event_open = cuda_event_open,
@@ -237,6 +261,7 @@ static const zs_device_ops cuda_ops = {
     .event_record = cuda_event_record,
     .event_wait = cuda_event_wait,
     .event_sync = cuda_event_sync,
+    .event_done = cuda_event_done,
     .stream_native = cuda_stream_native,
     .copy = cuda_copy,
     .zero = cuda_zero,

@@ -119,6 +119,8 @@ class EngineConfig(_Sized):
         ("log_cookie", c_void_p),
         ("log_level", c_int),
         ("trace", c_void_p),
+        ("device", c_void_p),
+        ("stream", c_void_p),
     ]
 
 

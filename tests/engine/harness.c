@@ -8,7 +8,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/util.h"
 #include "kernels/element.h"
+#include "tests/engine/harness_gpu.h"
 
 #define HYPER_LR    1e-2
 #define HYPER_DECAY 0.1
@@ -166,15 +168,55 @@ static zs_status load_all(job *j, zs_engine *e)
     return zs_params_publish(e);
 }
 
+static size_t dtype_size(zs_dtype dtype)
+{
+    return dtype == ZS_FP32 ? 4 : 2;
+}
+
+/* Looks at all weights of a unit. */
+static zs_status look(job *j, zs_engine *e, int rank, int unit)
+{
+    zs_status s;
+    for (int p = 0; p < j->param_count; p++) {
+        void *data;
+        const void *copy;
+        if (j->params[p].unit != unit)
+            continue;
+        const size_t bytes = job_numel(&j->params[p]) * dtype_size(j->params[p].dtype);
+        if ((s = zs_param_data(e, p, &data)))
+            return s;
+        if (bytes && j->gpu[rank] && (s = job_gpu_get(j->gpu[rank], data, bytes, &copy)))
+            return s;
+        if (bytes && !j->gpu[rank] && rank == 0)
+            j->seen = zs_hash_bytes(j->seen, data, bytes);
+    }
+    return ZS_OK;
+}
+
 /* Forward: every unit is seen, in order. */
-static zs_status forward(job *j, zs_engine *e)
+static zs_status forward(job *j, zs_engine *e, int rank)
 {
     zs_status s;
     for (int u = 0; u < j->unit_count; u++) {
-        if ((s = zs_unit_acquire(e, u)) || (s = zs_unit_release(e, u)))
+        if ((s = zs_unit_acquire(e, u)) || (s = look(j, e, rank, u)) || (s = zs_unit_release(e, u)))
             return s;
     }
     return ZS_OK;
+}
+
+/* Hands over n elements of dtype that the caller's stream makes. */
+static zs_status give_on_gpu(job *j, zs_engine *e, int rank, int p, const void *data,
+                             zs_dtype dtype)
+{
+    const size_t bytes = job_numel(&j->params[p]) * dtype_size(dtype);
+    void *to = NULL;
+    int add = 0;
+    zs_status s = ZS_OK;
+    if (j->use_buffer && dtype == j->grad_dtype)
+        s = zs_grad_buffer(e, p, &to, &add);
+    if (!s && bytes)
+        s = job_gpu_put(j->gpu[rank], data, bytes, add ? NULL : to, &to);
+    return s ? s : zs_grad_ready(e, p, to, dtype);
 }
 
 static zs_status give_grad(job *j, zs_engine *e, int rank, int step, int micro, int p, int use)
@@ -189,7 +231,9 @@ static zs_status give_grad(job *j, zs_engine *e, int rank, int step, int micro, 
     /* Contributions of a tied parameter: all in the first, zeros in the second. */
     for (uint64_t i = 0; i < n; i++)
         g[i] = use ? 0 : job_grad(j, rank, step, micro, p, i);
-    if (j->use_buffer && j->grad_dtype == ZS_FP32) {
+    if (j->gpu[rank] && j->grad_dtype == ZS_FP32) {
+        s = give_on_gpu(j, e, rank, p, g, ZS_FP32);
+    } else if (j->use_buffer && j->grad_dtype == ZS_FP32) {
         s = zs_grad_buffer(e, p, &to, &add);
         for (uint64_t i = 0; !s && i < n; i++)
             ((float *)to)[i] = add ? ((float *)to)[i] + g[i] : g[i];
@@ -200,7 +244,8 @@ static zs_status give_grad(job *j, zs_engine *e, int rank, int step, int micro, 
             memcpy(&u, &g[i], 4);
             half[i] = (uint16_t)(u >> 16);
         }
-        s = zs_grad_ready(e, p, half, ZS_BF16);
+        s = j->gpu[rank] ? give_on_gpu(j, e, rank, p, half, ZS_BF16)
+                         : zs_grad_ready(e, p, half, ZS_BF16);
     } else {
         s = zs_grad_ready(e, p, g, ZS_FP32);
     }
@@ -225,7 +270,8 @@ static zs_status backward(job *j, zs_engine *e, int rank, int step, int micro)
             if ((s = give_grad(j, e, rank, step, micro, p, j->params[p].grad_uses - 1)))
                 return s;
         }
-        if ((s = zs_unit_release(e, u)))
+        /* Gradients of inputs need the weights after those of the weights are handed over. */
+        if ((s = look(j, e, rank, u)) || (s = zs_unit_release(e, u)))
             return s;
     }
     return ZS_OK;
@@ -235,7 +281,7 @@ static zs_status take_step(job *j, zs_engine *e, int rank, int step)
 {
     zs_status s;
     for (int m = 0; m < j->micros; m++) {
-        if ((s = zs_grad_begin(e, m + 1 == j->micros)) || (s = forward(j, e)) ||
+        if ((s = zs_grad_begin(e, m + 1 == j->micros)) || (s = forward(j, e, rank)) ||
             (s = backward(j, e, rank, step, m)))
             return s;
         if (j->hook)
@@ -277,7 +323,7 @@ static zs_status collect(job *j, zs_engine *e)
 }
 
 /* What acquire gives must be what the ranks own, seen from every rank. */
-static zs_status check_gathered(job *j, zs_engine *e)
+static zs_status check_gathered(job *j, zs_engine *e, int rank)
 {
     zs_status s;
     for (int u = 0; u < j->unit_count; u++) {
@@ -286,10 +332,19 @@ static zs_status check_gathered(job *j, zs_engine *e)
         for (int p = 0; p < j->param_count; p++) {
             uint64_t first, count;
             void *data;
+            const void *copy;
             if (j->params[p].unit != u)
                 continue;
             if ((s = zs_param_data(e, p, &data)) || (s = zs_param_owned(e, p, &first, &count)))
                 return s;
+            if (j->gpu[rank] && job_numel(&j->params[p])) {
+                if ((s = job_gpu_get(j->gpu[rank], data,
+                                     job_numel(&j->params[p]) * dtype_size(j->params[p].dtype),
+                                     &copy)) ||
+                    (s = job_gpu_wait(j->gpu[rank])))
+                    return s;
+                data = (void *)copy;
+            }
             if (j->params[p].dtype == ZS_FP32 && count &&
                 memcmp((float *)data + first, j->weights[p] + first, count * 4)) {
                 fprintf(stderr, "%s: gathered and owned weights differ\n", j->params[p].name);
@@ -341,7 +396,15 @@ static zs_status run(job *j, zs_engine *e, zs_comm *comm, int rank)
             (s = zs_state_commit(e, &next, sizeof next)))
             return s;
     }
-    if ((s = collect(j, e)) || (s = check_gathered(j, e)))
+    if ((s = collect(j, e)))
+        return s;
+    if (j->gpu[rank]) {
+        if ((s = job_gpu_wait(j->gpu[rank])))
+            return s;
+        if (rank == 0)
+            j->seen = job_gpu_seen(j->gpu[rank]);
+    }
+    if ((s = check_gathered(j, e, rank)))
         return s;
     if (rank == 0)
         zs_memory_report(e, j->rows, sizeof j->rows / sizeof j->rows[0], &j->row_count);
@@ -363,7 +426,13 @@ static void *rank_main(void *arg)
     config.param_dir = config.param_tier == ZS_TIER_NVME ? params : NULL;
     config.grad_dtype = j->grad_dtype;
     config.grad_accum_steps = j->micros;
-    zs_status s = zs_engine_open(&config, a->comm, &e);
+    zs_status s = j->device ? job_gpu_open(j->device, a->rank, &j->gpu[a->rank]) : ZS_OK;
+    if (!s && j->device) {
+        config.device = job_gpu_device(j->gpu[a->rank]);
+        config.stream = job_gpu_stream(j->gpu[a->rank]);
+    }
+    if (!s)
+        s = zs_engine_open(&config, a->comm, &e);
     if (!s)
         s = run(j, e, a->comm, a->rank);
     j->status[a->rank] = s;
@@ -371,11 +440,13 @@ static void *rank_main(void *arg)
     if (s)
         zs_comm_abort(a->comm, zs_last_error());
     zs_engine_close(&e);
+    job_gpu_close(&j->gpu[a->rank]);
     return NULL;
 }
 
 void job_run(job *j)
 {
+    j->seen = ZS_HASH_START;
     zs_comm *comms[JOB_MAX_WORLD];
     pthread_t threads[JOB_MAX_WORLD];
     rank_args args[JOB_MAX_WORLD];

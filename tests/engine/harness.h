@@ -31,6 +31,7 @@ typedef struct job {
     zs_dtype grad_dtype;     /* also what gradients are handed in as */
     zs_engine_config config; /* state_dir and param_dir are filled in below dir */
     const char *dir;
+    const char *device;   /* "cuda": rank r uses cuda:r; NULL: the host */
     int use_buffer;       /* write into zs_grad_buffer in place of handing over a pointer */
     int commit_at;        /* commit after this many steps; 0: never */
     int stop_at;          /* end after this many steps; 0: at `steps` */
@@ -48,8 +49,11 @@ typedef struct job {
     double norms[JOB_MAX_STEPS];
     int skipped[JOB_MAX_STEPS];
     uint64_t resumed_at;
+    uint64_t seen; /* hash of all that rank 0's forward saw of the weights */
     zs_memory_row rows[64];
     size_t row_count; /* of rank 0 */
+
+    struct job_gpu *gpu[JOB_MAX_WORLD]; /* while it runs */
 } job;
 
 extern const job_param job_small[];

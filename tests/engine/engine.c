@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the engine refuses and says, and what several ranks do together beside the straight path:
  * the budget of live parameters, the ledger, disagreement, commit and resume. */
-#include <dirent.h>
 #include <math.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -445,83 +444,6 @@ static void test_resume(void **state)
     }
 }
 
-typedef struct shape {
-    int world, stage;
-    zs_tier states, params;
-    uint64_t chunk_numel;
-} shape;
-
-static void take_shape(job *j, const shape *s)
-{
-    j->config.zero_stage = s->stage;
-    j->config.optimizer_tier = s->states;
-    j->config.param_tier = s->params;
-    j->config.chunk_numel = s->chunk_numel;
-}
-
-static int files_in(const char *sub)
-{
-    int n = 0;
-    DIR *d = opendir(sub);
-    for (struct dirent *entry; (entry = readdir(d));)
-        n += entry->d_name[0] != '.';
-    closedir(d);
-    return n;
-}
-
-/* A job of one shape stops; jobs of other shapes take it over. Gradients are summed over the world
- * in use, so a step would give other bits: what is compared is the state as it was left, after each
- * change, and that training can go on. */
-static void test_reshape(void **state)
-{
-    (void)state;
-    static const shape shapes[] = {
-        {2, 0, ZS_TIER_DEVICE, ZS_TIER_DEVICE, 0}, {3, 3, ZS_TIER_NVME, ZS_TIER_NVME, 4096},
-        {1, 1, ZS_TIER_HOST, ZS_TIER_DEVICE, 0},   {4, 2, ZS_TIER_NVME, ZS_TIER_DEVICE, 0},
-        {4, 3, ZS_TIER_HOST, ZS_TIER_HOST, 0},     {4, 3, ZS_TIER_HOST, ZS_TIER_HOST, 8192},
-        {3, 0, ZS_TIER_NVME, ZS_TIER_DEVICE, 0},   {2, 3, ZS_TIER_DEVICE, ZS_TIER_NVME, 0},
-        {1, 3, ZS_TIER_NVME, ZS_TIER_NVME, 4096},  {2, 0, ZS_TIER_HOST, ZS_TIER_DEVICE, 0},
-    };
-    const char *sub = job_temp_dir();
-    job first, next;
-    job_init(&first, sub);
-    first.world = shapes[0].world;
-    take_shape(&first, &shapes[0]);
-    first.config.fingerprint = 99;
-    first.commit_at = first.stop_at = 2;
-    run_ok(&first);
-    for (size_t i = 1; i < ZS_COUNT(shapes); i++) {
-        job_init(&next, sub);
-        next.world = shapes[i].world;
-        take_shape(&next, &shapes[i]);
-        next.config.fingerprint = 99;
-        next.config.resume = 1;
-        next.use_resume = 1;
-        next.stop_at = 2; /* nothing but the change of shape */
-        run_ok(&next);
-        assert_int_equal(next.resumed_at, 2);
-        if (job_differ(&first, &next))
-            fail_msg("shape %zu: parameter %d differs", i, job_differ(&first, &next) - 1);
-        /* the manifest and one store a rank */
-        assert_int_equal(files_in(sub), 1 + next.world);
-        next.stop_at = 0;
-        next.steps = 3;
-        next.commit_at = 0;
-        run_ok(&next);
-        job_free(&next);
-    }
-    job_init(&next, sub);
-    next.world = 2;
-    next.use_resume = next.config.resume = 1;
-    next.config.fingerprint = 98;
-    job_run(&next);
-    assert_int_equal(next.status[0], ZS_ERR_MISMATCH);
-    assert_non_null(strstr(next.error[0], "fingerprint"));
-    job_free(&next);
-    job_free(&first);
-    job_clean(sub);
-}
-
 int main(void)
 {
     dir = job_temp_dir();
@@ -535,7 +457,7 @@ int main(void)
         cmocka_unit_test(test_misuse),        cmocka_unit_test(test_live_budget),
         cmocka_unit_test(test_ledger),        cmocka_unit_test(test_disagreement),
         cmocka_unit_test(test_rank_stops),    cmocka_unit_test(test_skipped_step),
-        cmocka_unit_test(test_resume),        cmocka_unit_test(test_reshape),
+        cmocka_unit_test(test_resume),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     job_clean(dir);

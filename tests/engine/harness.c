@@ -316,7 +316,8 @@ static zs_status collect(job *j, zs_engine *e)
             continue;
         if ((s = zs_param_read(e, p, ZS_EXP_AVG, first, count, ZS_FP32, j->moments[p] + first)) ||
             (s = zs_param_read(e, p, ZS_EXP_AVG_SQ, first, count, ZS_FP32,
-                               j->moments[p] + n + first)))
+                               j->moments[p] + n + first)) ||
+            (s = zs_param_read(e, p, ZS_MASTER, first, count, ZS_FP32, j->masters[p] + first)))
             return s;
     }
     return ZS_OK;
@@ -454,6 +455,8 @@ void job_run(job *j)
         const uint64_t n = job_numel(&j->params[p]);
         free(j->weights[p]);
         free(j->moments[p]);
+        free(j->masters[p]);
+        j->masters[p] = calloc(n + 1, sizeof(float));
         j->weights[p] = calloc(n + 1, sizeof(float));
         j->moments[p] = calloc(2 * n + 1, sizeof(float));
     }
@@ -479,7 +482,8 @@ void job_free(job *j)
     for (int p = 0; p < j->param_count; p++) {
         free(j->weights[p]);
         free(j->moments[p]);
-        j->weights[p] = j->moments[p] = NULL;
+        free(j->masters[p]);
+        j->weights[p] = j->moments[p] = j->masters[p] = NULL;
     }
 }
 
@@ -488,7 +492,8 @@ int job_differ(const job *a, const job *b)
     for (int p = 0; p < a->param_count; p++) {
         const uint64_t n = job_numel(&a->params[p]);
         if (memcmp(a->weights[p], b->weights[p], n * 4) ||
-            memcmp(a->moments[p], b->moments[p], 2 * n * 4))
+            memcmp(a->moments[p], b->moments[p], 2 * n * 4) ||
+            memcmp(a->masters[p], b->masters[p], n * 4))
             return p + 1;
     }
     return 0;

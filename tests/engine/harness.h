@@ -46,6 +46,7 @@ typedef struct job {
     char error[JOB_MAX_WORLD][1024];
     float *weights[JOB_MAX_PARAMS]; /* final working copies, fp32; free with job_free */
     float *moments[JOB_MAX_PARAMS]; /* exp_avg then exp_avg_sq */
+    float *masters[JOB_MAX_PARAMS]; /* of those that are trained; zeros for others */
     double norms[JOB_MAX_STEPS];
     int skipped[JOB_MAX_STEPS];
     uint64_t resumed_at;
@@ -66,7 +67,7 @@ void job_init(job *j, const char *dir);
 /* Runs the ranks as threads; status[] and results are set. */
 void job_run(job *j);
 void job_free(job *j);
-/* 0 when weights and moments are equal bit by bit. */
+/* 0 when weights, moments and masters are equal bit by bit; else 1 + a parameter that differs. */
 int job_differ(const job *a, const job *b);
 /* AdamW in double over the same gradients; weights (rounded to their dtype on the way, as the
  * working copy is) into out[param]. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/arguments.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -69,15 +70,17 @@ int zs_arguments_parse(int argc, char **argv, const char *usage, const zs_argume
     return -1;
 }
 
-int zs_arguments_number(const char *name, const char *text, int least, int most, int other)
+long long zs_arguments_number(const char *name, const char *text, long long least, long long most,
+                              long long other)
 {
     char *end;
     if (!text)
         return other;
-    long value = strtol(text, &end, 10);
-    if (end != text && !*end && value >= least && value <= most)
-        return (int)value;
-    zs_cli_error("--%s '%s' is no number from %d to %d", name, text, least, most);
+    errno = 0;
+    const long long value = strtoll(text, &end, 10);
+    if (end != text && !*end && !errno && value >= least && value <= most)
+        return value;
+    zs_cli_error("--%s '%s' is no number from %lld to %lld", name, text, least, most);
     return -1;
 }
 

@@ -15,7 +15,8 @@ int zs_arguments_parse(int argc, char **argv, const char *usage, const zs_argume
                        size_t count);
 /* text as a number from least to most, or as one of the words "a|b|c" (its place); -1: neither, and
  * that was said. text NULL: other. */
-int zs_arguments_number(const char *name, const char *text, int least, int most, int other);
+long long zs_arguments_number(const char *name, const char *text, long long least, long long most,
+                              long long other);
 int zs_arguments_word(const char *name, const char *text, const char *words, int other);
 
 #endif

@@ -23,6 +23,7 @@ enum { PIECE_ELEMENTS = 1 << 20 };
 typedef struct export
 {
     const char *dir, *model, *out, *states;
+    uint64_t commit; /* 0: the newest */
     zs_dtype dtype;
     zs_manifest *manifest;
     zs_saved *saved;
@@ -53,7 +54,7 @@ static zs_status open_state(export *x, const char *dtype)
     x->dtype = x->manifest->flat_count ? x->manifest->flats[0].dtype : ZS_FP32;
     if (dtype)
         x->dtype = !strcmp(dtype, "bf16") ? ZS_BF16 : ZS_FP32;
-    return zs_saved_open(x->dir, x->manifest, 1, &x->log, &x->saved);
+    return zs_saved_open(x->dir, x->manifest, 1, &x->log, x->commit, &x->saved);
 }
 
 static zs_status find_weights(export *x)
@@ -170,6 +171,7 @@ int zs_cli_export(int argc, char **argv)
 {
     static const char usage[] =
         "usage: zspill export STATE --model SOURCE --out DIR [--dtype fp32|bf16] [--states FILE]\n"
+        "                     [--commit N]\n"
         "  STATE          the directory of a run's state (also --state STATE): OUT/state, or that "
         "of\n"
         "                 --offload-optimizer nvme:\n"
@@ -182,11 +184,13 @@ int zs_cli_export(int argc, char **argv)
         "  --states       safetensors file to write NAME.master, NAME.exp_avg and NAME.exp_avg_sq "
         "to,\n"
         "                 in fp32; `zspill import` reads it back\n"
-        "Reads what was last committed, by any number of ranks; changes nothing in STATE.\n";
-    const char *dtype = NULL, *state = NULL;
+        "  --commit       one of those that `zspill inspect STATE` lists (default: the newest)\n"
+        "Reads what was committed, by any number of ranks; changes nothing in STATE.\n";
+    const char *dtype = NULL, *state = NULL, *commit = NULL;
     export x = {.log = {.fn = log_warning, .level = ZS_LOG_ERROR}};
-    const zs_argument arguments[] = {{"", &x.dir},    {"state", &state}, {"model", &x.model},
-                                     {"out", &x.out}, {"dtype", &dtype}, {"states", &x.states}};
+    const zs_argument arguments[] = {{"", &x.dir},       {"state", &state}, {"model", &x.model},
+                                     {"out", &x.out},    {"dtype", &dtype}, {"states", &x.states},
+                                     {"commit", &commit}};
     int code = zs_arguments_parse(argc, argv, usage, arguments, ZS_COUNT(arguments));
     if (code >= 0)
         return code;
@@ -196,8 +200,10 @@ int zs_cli_export(int argc, char **argv)
         fputs(usage, stderr);
         return ZS_EXIT_USAGE;
     }
-    if (zs_arguments_word("dtype", dtype, "fp32|bf16", 0) < 0)
+    const long long number = zs_arguments_number("commit", commit, 1, INT64_MAX, 0);
+    if (number < 0 || zs_arguments_word("dtype", dtype, "fp32|bf16", 0) < 0)
         return ZS_EXIT_USAGE;
+    x.commit = (uint64_t)number;
     code = ZS_EXIT_OK;
     if (run(&x, dtype) != ZS_OK) {
         zs_cli_error("%s", zs_last_error());

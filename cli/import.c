@@ -196,9 +196,9 @@ import job = {0 };
         fputs(usage, stderr);
         return ZS_EXIT_USAGE;
     }
-    job.ranks = zs_arguments_number("ranks", ranks, 1, RANKS_MAX, 1);
-    job.stage = zs_arguments_number("zero-stage", stage, 0, 3, 0);
-    job.slots = zs_arguments_number("slots", slots, 1, 2, 2);
+    job.ranks = (int)zs_arguments_number("ranks", ranks, 1, RANKS_MAX, 1);
+    job.stage = (int)zs_arguments_number("zero-stage", stage, 0, 3, 0);
+    job.slots = (int)zs_arguments_number("slots", slots, 1, 2, 2);
     const int word = zs_arguments_word("dtype", dtype, "fp32|bf16", 0);
     if (job.ranks < 0 || job.stage < 0 || job.slots < 0 || word < 0)
         return ZS_EXIT_USAGE;

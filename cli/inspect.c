@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/util.h"
+#include "cli/arguments.h"
 #include "cli/cli.h"
 #include "cli/verify.h"
 #include "model/config.h"
@@ -15,6 +16,7 @@
 #include "model/weights.h"
 #include "offload/store.h"
 #include "zero/manifest.h"
+#include "zero/saved.h"
 #include "zspill.h"
 
 static int failed(void)
@@ -262,7 +264,7 @@ static int inspect_state(const char *path, uint64_t *elements)
                (unsigned long long)super->chunk_numel);
         *elements += numel;
     }
-    for (int area = 0; area < 2; area++)
+    for (int area = 0; area < store.area_count; area++)
         print_superblock(&store, area);
     zs_store_close(&store);
     return ZS_EXIT_OK;
@@ -288,6 +290,28 @@ static int print_manifest(const char *dir)
     return ZS_EXIT_OK;
 }
 
+/* What there is to go back to. */
+static void print_commits(const char *dir)
+{
+    const zs_log log = {.fn = log_warning, .level = ZS_LOG_ERROR};
+    zs_manifest *m;
+    zs_saved *saved;
+    int count;
+    if (zs_manifest_load(dir, &m) || !m)
+        return; /* print_manifest has said so */
+    if (zs_saved_open(dir, m, 1, &log, 0, &saved)) {
+        printf("commits      cannot be told: %s\n", zs_last_error());
+    } else {
+        const zs_saved_point *kept = zs_saved_kept(saved, &count);
+        printf("commits\n");
+        for (int i = 0; i < count; i++)
+            printf("  %llu  step %llu%s\n", (unsigned long long)kept[i].commit,
+                   (unsigned long long)kept[i].step, i ? "" : " (newest)");
+    }
+    zs_saved_close(&saved);
+    zs_manifest_free(&m);
+}
+
 static int inspect_checkpoint(const char *dir, struct dirent **names, int count)
 {
     int code = ZS_EXIT_OK;
@@ -295,6 +319,7 @@ static int inspect_checkpoint(const char *dir, struct dirent **names, int count)
     printf("checkpoint   %s\n", dir);
     if (print_manifest(dir))
         code = ZS_EXIT_FAILED;
+    print_commits(dir);
     printf("files\n");
     for (int i = 0; i < count; i++) {
         char *path = join(dir, names[i]->d_name);
@@ -319,13 +344,13 @@ static int try_checkpoint(const char *dir, int *code)
     return count > 0;
 }
 
-static int verify_path(const char *path)
+static int verify_path(const char *path, uint64_t commit)
 {
     struct stat info;
     if (stat(path, &info) == 0 && S_ISDIR(info.st_mode))
-        return zs_verify_state(path);
+        return zs_verify_state(path, commit);
     if (is_state_name(path))
-        return zs_verify_file(path);
+        return zs_verify_file(path, commit);
     zs_cli_error("%s is neither a directory of checkpoint files nor one of them: only those have "
                  "checksums to verify",
                  path);
@@ -336,14 +361,14 @@ int zs_cli_inspect(int argc, char **argv)
 {
     static const char usage[] =
         "usage: zspill inspect PATH\n"
-        "       zspill inspect --verify PATH\n"
+        "       zspill inspect --verify [--commit N] PATH\n"
         "PATH: a model directory, a .safetensors file or index, or a directory of checkpoint files "
         "or one of\nthem. --verify compares every checksum of the latter: exit code 1 when one is "
-        "wrong.\n";
+        "wrong.\n--commit: not of the newest commit, but of this one of those listed.\n";
     struct stat info;
     int verify = 0, code;
     uint64_t elements = 0;
-    const char *path = NULL;
+    const char *path = NULL, *commit = NULL;
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) {
             fputs(usage, stdout);
@@ -351,17 +376,20 @@ int zs_cli_inspect(int argc, char **argv)
         }
         if (!strcmp(argv[i], "--verify"))
             verify = 1;
+        else if (!strcmp(argv[i], "--commit") && i + 1 < argc)
+            commit = argv[++i];
         else if (!path && strncmp(argv[i], "--", 2))
             path = argv[i];
         else
             argc = 0;
     }
-    if (!argc || !path) {
+    const long long number = zs_arguments_number("commit", commit, 1, INT64_MAX, 0);
+    if (!argc || !path || number < 0 || (commit && !verify)) {
         fputs(usage, stderr);
         return ZS_EXIT_USAGE;
     }
     if (verify)
-        return verify_path(path);
+        return verify_path(path, (uint64_t)number);
     if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
         if (has_file(path, "config.json"))
             return inspect_model(path);

@@ -115,6 +115,10 @@ static const option table[] = {
     {"slots", INT, AT(slots), "2", 1, 2, .words = "1|2",
      .help = "copies of the state on disk; 1: half the space, for --durability exit: being killed "
              "in\n      mid-run leaves none"},
+    {"keep", INT, AT(keep), NULL, 0, ZS_KEEP_MOST, .words = "N",
+     .help =
+         "older commits that stay on disk beside the newest, for --resume-commit; each takes as "
+         "much\n      as the state (default: as many as the state has that is resumed, else 0)"},
     {"save-every", COUNT, AT(save_every), NULL, 0, COUNT_MAX, .words = "N",
      .help = "the same as --durability every=N; 0: exit"},
     {"config", PATH, AT(config), NULL, .words = "FILE",
@@ -124,6 +128,8 @@ static const option table[] = {
     {"trace", PATH, AT(trace), NULL, .words = "FILE.json", .help = "trace for ui.perfetto.dev"},
     {"resume", FLAG, AT(resume), NULL,
      .help = "go on from the state of this run; start afresh where there is none"},
+    {"resume-commit", COUNT, AT(resume_commit), NULL, 1, COUNT_MAX, .words = "N",
+     .help = "with --resume: go back to this commit of those that `zspill inspect` lists"},
     {"log-level", CHOICE, AT(log_level), "warn", .words = "error|warn|info|debug",
      .help = "what the library says on standard error"},
     {"help", FLAG, AT(help), NULL, .help = "show this"},
@@ -410,6 +416,11 @@ static zs_status choose_commits(const parser *p)
     if (o->slots == 1 && o->commit_every)
         return zs_fail(ZS_ERR_ARG, "--slots 1 needs --durability exit: with one copy each commit "
                                    "puts the last one at risk");
+    if (o->slots == 1 && o->keep > 0)
+        return zs_fail(ZS_ERR_ARG, "--keep %d needs --slots 2: with one copy nothing older is left",
+                       o->keep);
+    if (o->resume_commit && !o->resume)
+        return zs_fail(ZS_ERR_ARG, "--resume-commit needs --resume");
     return ZS_OK;
 }
 
@@ -464,6 +475,7 @@ zs_status zs_options_parse(int argc, char **argv, zs_options *out)
     zs_status status = ZS_OK;
     memset(out, 0, sizeof(*out));
     out->steps = out->epochs = -1;
+    out->keep = -1;
     for (size_t i = 0; i < ZS_COUNT(table); i++)
         if (table[i].initial)
             ZS_TRY(set(out, &table[i], table[i].initial));

@@ -41,8 +41,10 @@ typedef struct zs_options {
     char *eval_data;
     int64_t eval_every;
     int slots;
-    int64_t commit_every; /* steps between commits; 0: at the end and when stopped only */
-    int64_t save_every;   /* another word for it */
+    int keep;              /* -1: as many as the state has */
+    int64_t resume_commit; /* 0: the newest */
+    int64_t commit_every;  /* steps between commits; 0: at the end and when stopped only */
+    int64_t save_every;    /* another word for it */
     char *config, *metrics, *trace;
     int resume;
     int log_level; /* zs_log_level */

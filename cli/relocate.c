@@ -123,7 +123,7 @@ static zs_status look(const char *dir, uint64_t *run, uint64_t *commit)
     if (!m)
         return ZS_OK;
     *run = m->run;
-    const zs_status status = zs_saved_open(dir, m, 0, &log, &saved);
+    const zs_status status = zs_saved_open(dir, m, 0, &log, 0, &saved);
     if (status == ZS_OK)
         *commit = zs_saved_commit(saved);
     zs_saved_close(&saved);

@@ -68,6 +68,8 @@ static zs_status open_engine(rank *r)
         config.state_dir = r->run->state_dir;
         config.resume = o->resume;
         config.slots = o->slots;
+        config.keep = o->keep;
+        config.resume_commit = (uint64_t)o->resume_commit;
         config.fingerprint = r->record.config;
     }
     config.io_engine = (zs_io_engine)o->io_engine;
@@ -158,6 +160,22 @@ static void close_rank(rank *r)
     zs_pool_close(&r->pool);
 }
 
+static zs_status save_state(rank *r)
+{
+    char text[ZS_USER_BYTES_MAX];
+    size_t bytes;
+    uint64_t span = zs_trace_now();
+    ZS_CHECK(zs_record_pack(&r->record, text, &bytes));
+    /* First: a state that nothing leads to would be none to a resume elsewhere. */
+    if (r->number == 0 && !r->noted)
+        ZS_CHECK(zs_state_note(r->options->out, r->run->state_dir));
+    r->noted = 1;
+    ZS_CHECK(zs_state_commit(r->engine, text, bytes));
+    trace_since(r, "commit", span);
+    r->saved = r->record.step;
+    return ZS_OK;
+}
+
 /* Takes up the run's state, or the weights that it starts from. */
 static zs_status start(rank *r)
 {
@@ -172,7 +190,8 @@ static zs_status start(rank *r)
         if (found) {
             ZS_CHECK(zs_record_unpack(text, bytes, run->state_dir, &run->record, &r->record));
             r->saved = r->record.step;
-            return ZS_OK;
+            /* From now on, and not only from the next commit on, this is where the run is. */
+            return r->options->resume_commit ? save_state(r) : ZS_OK;
         }
     }
     if (r->options->model)
@@ -256,22 +275,6 @@ static zs_status evaluate(rank *r)
         return ZS_OK;
     return zs_metrics_eval(r->run->metrics, r->record.step, sums[0] / sums[1], (uint64_t)sums[1],
                            zs_now() - begin);
-}
-
-static zs_status save_state(rank *r)
-{
-    char text[ZS_USER_BYTES_MAX];
-    size_t bytes;
-    uint64_t span = zs_trace_now();
-    ZS_CHECK(zs_record_pack(&r->record, text, &bytes));
-    /* First: a state that nothing leads to would be none to a resume elsewhere. */
-    if (r->number == 0 && !r->noted)
-        ZS_CHECK(zs_state_note(r->options->out, r->run->state_dir));
-    r->noted = 1;
-    ZS_CHECK(zs_state_commit(r->engine, text, bytes));
-    trace_since(r, "commit", span);
-    r->saved = r->record.step;
-    return ZS_OK;
 }
 
 /* All rows of this rank's micro-batches of the step; *targets: their counted tokens. */

@@ -88,11 +88,11 @@ static const char *base_name(const char *path)
     return slash ? slash + 1 : path;
 }
 
-static int verify_saved(verify *v, const char *dir, const zs_manifest *manifest)
+static int verify_saved(verify *v, const char *dir, const zs_manifest *manifest, uint64_t commit)
 {
     zs_saved *saved;
     int code = ZS_EXIT_OK;
-    if (zs_saved_open(dir, manifest, 1, &v->log, &saved))
+    if (zs_saved_open(dir, manifest, 1, &v->log, commit, &saved))
         return failed();
     for (int r = 0; r < manifest->world; r++) {
         zs_store_reader *reader;
@@ -110,7 +110,7 @@ static int verify_saved(verify *v, const char *dir, const zs_manifest *manifest)
     return finish(v, dir) == ZS_EXIT_OK ? code : ZS_EXIT_FAILED;
 }
 
-int zs_verify_state(const char *dir)
+int zs_verify_state(const char *dir, uint64_t commit)
 {
     verify v = {.log = {.fn = log_warning, .level = ZS_LOG_WARN}};
     zs_manifest *manifest;
@@ -123,12 +123,12 @@ int zs_verify_state(const char *dir)
         return ZS_EXIT_FAILED;
     }
     printf("checkpoint   %s\n", dir);
-    const int code = verify_saved(&v, dir, manifest);
+    const int code = verify_saved(&v, dir, manifest, commit);
     zs_manifest_free(&manifest);
     return code;
 }
 
-int zs_verify_file(const char *path)
+int zs_verify_file(const char *path, uint64_t commit)
 {
     verify v = {.log = {.fn = log_warning, .level = ZS_LOG_WARN}};
     zs_store store;
@@ -142,12 +142,15 @@ int zs_verify_file(const char *path)
         zs_cli_error("store '%s' holds no commit", path);
         zs_store_close(&store);
     } else {
-        const zs_superblock *super = &store.super[store.committed];
-        printf("commit       %llu, step %llu, rank %d of %d\n", (unsigned long long)super->commit,
-               (unsigned long long)super->step, super->rank, super->world);
-        if (zs_store_reader_open(path, super->commit, &v.log, &reader)) {
+        if (!commit)
+            commit = store.super[store.committed].commit;
+        if (zs_store_reader_open(path, commit, &v.log, &reader)) {
             failed();
         } else {
+            const zs_superblock *super = zs_store_reader_super(reader);
+            printf("commit       %llu, step %llu, rank %d of %d\n",
+                   (unsigned long long)super->commit, (unsigned long long)super->step, super->rank,
+                   super->world);
             verify_reader(&v, base_name(path), reader);
             code = finish(&v, path);
         }

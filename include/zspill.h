@@ -243,6 +243,15 @@ typedef struct zs_engine_config {
     int slots;  /* of each chunk in the store: 2 (default), or 1: half the space on disk, but a
                    process that ends between the first write after a commit and the next commit
                    leaves no state; for those that commit only at the end */
+    /* Older commits that stay resumable beside the newest: 0..14, or -1 (default): as many as the
+     * state that is resumed has, 0 for a new one. Each takes as much disk as the states (12 bytes
+     * an element). Needs slots 2. A change of it is a change of shape: one commit is taken over,
+     * the others go. */
+    int keep;
+    /* Number of the commit that zs_state_resume takes up, one of those kept (zspill inspect lists
+     * them); 0 (default): the newest. Nothing changes on disk until the next zs_state_commit, which
+     * then is the newest; what was newer than this one counts as older from then on. */
+    uint64_t resume_commit;
     uint64_t fingerprint; /* of model and run, chosen by the caller: kept in the store, checked at
                              resume */
     zs_log_fn log;        /* NULL: silent */
@@ -414,7 +423,7 @@ ZS_API double zs_loss_scale(const zs_engine *engine);
 
 /* ---- state ---- */
 
-enum { ZS_USER_BYTES_MAX = 4096 };
+enum { ZS_USER_BYTES_MAX = 4096, ZS_KEEP_MOST = 14 };
 /* Collective. Makes the present state (master, moments, step counts, loss scale and the caller's
  * user bytes, at most ZS_USER_BYTES_MAX) durable in state_dir on all ranks, or leaves the previous
  * one in force. Parameters whose step counts differ from their neighbours' (ZS_MISSING_SKIP) take

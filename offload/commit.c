@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Commit and resume: what is resident goes into the slots that the superblock in force does not
- * name, then a superblock names them. */
+/* Commit and resume: what is resident goes into slots that the superblock in force does not
+ * (or an older one that is kept) name, then a superblock names them. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,6 +8,8 @@
 #include "base/status.h"
 #include "base/util.h"
 #include "offload/states_internal.h"
+
+_Static_assert((int)ZS_STATES_COMMITS_MOST == (int)ZS_STORE_SLOTS_MOST, "as many as superblocks");
 
 static zs_status need_store(const zs_states *states)
 {
@@ -39,7 +41,20 @@ static int moved(const zs_states *states, size_t chunk)
 {
     return !never_written(states, chunk) &&
            (states->config.slots == 1 ||
-            states->chunks[chunk].current != states->chunks[chunk].committed);
+            !(states->chunks[chunk].guarded >> states->chunks[chunk].current & 1));
+}
+
+void zs_states_guard(zs_states *states)
+{
+    const zs_store *store = &states->store;
+    for (size_t c = 0; c < states->geometry.chunk_count; c++)
+        states->chunks[c].guarded = 0;
+    for (int i = 0; i < store->area_count; i++) {
+        if (!zs_store_guards(store, i))
+            continue;
+        for (size_t c = 0; c < states->geometry.chunk_count; c++)
+            states->chunks[c].guarded |= 1u << store->super[i].slots[c].slot;
+    }
 }
 
 static int to_be_written(const zs_states *states, size_t chunk)
@@ -135,7 +150,7 @@ zs_status zs_states_commit_publish(zs_states *states, uint64_t commit, uint64_t 
                            .shard_count = geometry->shard_count,
                            .chunk_count = geometry->chunk_count,
                            .header_bytes = header_bytes};
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < store->area_count; i++)
         if (store->whole[i])
             super.sequence = ZS_MAX(super.sequence, store->super[i].sequence + 1);
     super.shards = calloc(geometry->shard_count + 1, sizeof *super.shards);
@@ -165,8 +180,7 @@ zs_status zs_states_commit_publish(zs_states *states, uint64_t commit, uint64_t 
         states->broken = 1;
         return status;
     }
-    for (size_t c = 0; c < geometry->chunk_count; c++)
-        states->chunks[c].committed = states->chunks[c].current;
+    zs_states_guard(states);
     return ZS_OK;
 fail:
     zs_superblock_free(&super);
@@ -184,7 +198,8 @@ static zs_status check_run(const zs_states *states, const zs_superblock *super)
     return ZS_OK;
 }
 
-zs_status zs_states_committed(zs_states *states, uint64_t commits[2], int *count)
+zs_status zs_states_committed(zs_states *states, uint64_t commits[ZS_STATES_COMMITS_MOST],
+                              int *count)
 {
     ZS_CHECK(need_store(states));
     const zs_store *store = &states->store;
@@ -193,30 +208,14 @@ zs_status zs_states_committed(zs_states *states, uint64_t commits[2], int *count
         return ZS_OK;
     ZS_CHECK(check_run(states, &store->super[store->committed]));
     ZS_CHECK(zs_store_check_clean(store));
-    if (store->super[store->committed].slot_count == 1) {
-        commits[(*count)++] = store->super[store->committed].commit;
-        return ZS_OK;
-    }
-    int order[2] = {0, 1};
-    if (store->whole[0] && store->whole[1] && store->super[1].sequence > store->super[0].sequence) {
-        order[0] = 1;
-        order[1] = 0;
-    }
-    for (int i = 0; i < 2; i++)
-        /* Numbers grow: a greater one before is of a run that was started over. */
-        if (store->whole[order[i]] && (!*count || store->super[order[i]].commit < commits[0]))
-            commits[(*count)++] = store->super[order[i]].commit;
+    *count = zs_store_commits(store, commits);
     return ZS_OK;
 }
 
 static zs_status find_commit(const zs_states *states, uint64_t commit, int *found)
 {
     const zs_store *store = &states->store;
-    *found = -1;
-    for (int i = 0; i < 2; i++)
-        if (store->whole[i] && store->super[i].commit == commit &&
-            (*found < 0 || store->super[i].sequence > store->super[*found].sequence))
-            *found = i;
+    *found = zs_store_find(store, commit);
     if (*found < 0)
         return zs_fail(ZS_ERR_ARG, "store '%s' holds no commit %llu", store->path,
                        (unsigned long long)commit);
@@ -231,8 +230,7 @@ zs_status zs_states_adopt(zs_states *states, uint64_t commit)
     /* A process may have ended between writing this and flushing it. */
     ZS_CHECK(zs_file_sync(states->config.io, states->store.file));
     states->store.committed = found;
-    for (size_t c = 0; c < states->geometry.chunk_count; c++)
-        states->chunks[c].committed = states->store.super[found].slots[c].slot;
+    zs_states_guard(states);
     return ZS_OK;
 }
 
@@ -253,12 +251,20 @@ static zs_status resume_chunk(zs_states *states, zs_entry *entry, void *arg)
     return ZS_OK;
 }
 
+static zs_status fail_not_kept(const zs_store *store, uint64_t commit)
+{
+    uint64_t kept[ZS_STORE_SLOTS_MOST];
+    return zs_store_fail_not_kept(store->path, commit, kept, zs_store_kept(store, kept));
+}
+
 zs_status zs_states_resume(zs_states *states, uint64_t commit, void *header, size_t *header_bytes)
 {
     ZS_CHECK(need_store(states));
     zs_store *store = &states->store;
     int found;
     ZS_CHECK(find_commit(states, commit, &found));
+    if (!zs_store_guards(store, found))
+        return fail_not_kept(store, commit);
     const zs_superblock *super = &store->super[found];
     if (super->fingerprint != states->config.fingerprint)
         return zs_fail(
@@ -277,13 +283,12 @@ zs_status zs_states_resume(zs_states *states, uint64_t commit, void *header, siz
     zs_pass pass = {.order = states->order, .shape = resume_shape, .process = resume_chunk};
     for (size_t c = 0; c < states->geometry.chunk_count; c++) {
         zs_chunk_state *chunk = &states->chunks[c];
-        chunk->current = chunk->committed = super->slots[c].slot;
+        chunk->current = super->slots[c].slot;
         chunk->dirty = 0;
         memcpy(chunk->crc, super->slots[c].crc, sizeof chunk->crc);
         states->order[pass.count++] = c;
     }
     ZS_CHECK(zs_pass_run(states, &pass));
-    store->committed = found;
     states->lineage = super->lineage;
     if (header)
         memcpy(header, super->header, ZS_MIN(*header_bytes, super->header_bytes));

@@ -27,12 +27,11 @@ static const size_t NONE = (size_t)-1;
 
 static zs_status find_commit(zs_store_reader *r, uint64_t commit)
 {
-    for (int i = 0; i < 2; i++)
-        if (r->store.whole[i] && r->store.super[i].commit == commit)
-            r->super = &r->store.super[i];
-    if (!r->super)
+    const int found = zs_store_find(&r->store, commit);
+    if (found < 0)
         return zs_fail(ZS_ERR_CORRUPT, "store '%s' holds no whole commit %llu", r->path,
                        (unsigned long long)commit);
+    r->super = &r->store.super[found];
     return ZS_OK;
 }
 

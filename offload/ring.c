@@ -43,7 +43,10 @@ int zs_chunk_target(const zs_states *states, const zs_chunk_state *chunk)
 {
     if (states->config.slots == 1)
         return 0;
-    return chunk->committed == 0;
+    if (chunk->current != ZS_STORE_NO_SLOT && !(chunk->guarded >> chunk->current & 1))
+        return chunk->current;
+    /* There is one more than there are commits to guard. */
+    return __builtin_ctz(~chunk->guarded);
 }
 
 zs_entry *zs_ring_find(zs_states *states, size_t chunk)

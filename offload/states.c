@@ -63,8 +63,9 @@ static zs_status check_config(const zs_states_config *config)
     if (config->chunk_numel % CHUNK_STEP)
         return zs_fail(ZS_ERR_ARG, "chunk_numel %llu is not a multiple of %d",
                        (unsigned long long)config->chunk_numel, CHUNK_STEP);
-    if (config->slots < 0 || config->slots > 2)
-        return zs_fail(ZS_ERR_ARG, "%d slots for each chunk: 1 or 2 are possible", config->slots);
+    if (config->slots < 0 || config->slots > ZS_STORE_SLOTS_MOST)
+        return zs_fail(ZS_ERR_ARG, "%d slots for each chunk: 1 to %d are possible", config->slots,
+                       ZS_STORE_SLOTS_MOST);
     if (config->world < 1 || config->rank < 0 || config->rank >= config->world)
         return zs_fail(ZS_ERR_ARG, "rank %d of a world of %d", config->rank, config->world);
     uint64_t total = 0;
@@ -144,10 +145,8 @@ static zs_status open_tables(zs_states *states)
             c++;
     }
     states->first_chunk[states->shard_count] = c;
-    for (c = 0; c < geometry->chunk_count; c++) {
+    for (c = 0; c < geometry->chunk_count; c++)
         states->chunks[c].current = ZS_STORE_NO_SLOT;
-        states->chunks[c].committed = ZS_STORE_NO_SLOT;
-    }
     return ZS_OK;
 }
 
@@ -200,7 +199,7 @@ static zs_status open_store(zs_states *states, uint64_t *stored_chunk)
     return ZS_OK;
 }
 
-/* What lies on disk, in the ledger: the states proper, and what the second slot, padding and
+/* What lies on disk, in the ledger: the states proper, and what the other slots, padding and
  * superblocks take beside them. */
 static zs_status book(zs_states *states)
 {
@@ -272,9 +271,7 @@ zs_status zs_states_open(const zs_states_config *config, zs_states **out)
         states->lineage = 1;
         if (store->committed >= 0)
             states->lineage += store->super[store->committed].lineage;
-        if (store->committed >= 0)
-            for (size_t c = 0; c < states->geometry.chunk_count; c++)
-                states->chunks[c].committed = store->super[store->committed].slots[c].slot;
+        zs_states_guard(states);
     }
     if (config->dir || config->params) {
         ZS_TRY(zs_mem_alloc(config->device, config->ledger, ZS_TIER_HOST, "optimizer ring",

@@ -4,9 +4,10 @@
  * which rank or parameter they belong to.
  *
  * Each shard is cut into chunks of chunk_numel elements (the last one shorter). The store keeps two
- * slots for each chunk; a step writes only slots that the committed superblock does not name. (Or
- * it keeps one, and says in the superblock when what was committed is being written over.) With
- * tier nvme the store is where the states live; with the other tiers it is written at commit only.
+ * slots for each chunk, and one more for each older commit that stays; a step writes only slots
+ * that none of these commits names. (Or it keeps one, and says in the superblock when what was
+ * committed is being written over.) With tier nvme the store is where the states live; with the
+ * other tiers it is written at commit only.
  */
 #ifndef ZS_OFFLOAD_STATES_H
 #define ZS_OFFLOAD_STATES_H
@@ -36,8 +37,9 @@ typedef struct zs_states_config {
     uint64_t buffer_bytes; /* of the ring; 0: chosen */
     uint64_t chunk_numel;  /* multiple of 4096; 0: chosen */
     uint64_t fingerprint;
-    uint64_t run;        /* of the run, drawn by lot: the store's must be the same */
-    int slots;           /* of each chunk in the store: 2, or 1; 0 is taken as 2 */
+    uint64_t run; /* of the run, drawn by lot: the store's must be the same */
+    int slots;    /* of each chunk in the store: 2, or 2 + the older commits kept, or 1; 0 is taken
+                     as 2 */
     uint64_t generation; /* of the store file: 1, 2, ...; 0 is taken as 1 */
     int abandon;         /* 1: what a store file of this name holds is not in force: start over */
     int resume; /* 0: an existing store is ZS_ERR_EXISTS; 1: kept until the first commit replaces it
@@ -103,14 +105,18 @@ zs_status zs_states_commit_prepare(zs_states *states);
 zs_status zs_states_commit_publish(zs_states *states, uint64_t commit, uint64_t step,
                                    const void *header, size_t header_bytes);
 
-/* What is there to resume from: the numbers of up to two commits, newest first (*count 0: none). */
-zs_status zs_states_committed(zs_states *states, uint64_t commits[2], int *count);
-/* Makes that commit the one in force, durably: until the next one is published, what it names is
- * not written. The present state is not touched. */
+/* What could be in force: the numbers of the commits that are there, newest first (*count 0: none),
+ * for the ranks to agree on one. */
+enum { ZS_STATES_COMMITS_MOST = 2 + ZS_KEEP_MOST };
+zs_status zs_states_committed(zs_states *states, uint64_t commits[ZS_STATES_COMMITS_MOST],
+                              int *count);
+/* Makes that commit the one in force, durably: until the next one is published, what it and the
+ * older ones that are kept name is not written. The present state is not touched. */
 zs_status zs_states_adopt(zs_states *states, uint64_t commit);
-/* Takes up that commit: checks fingerprint, geometry and checksums, and leaves master and moments
- * as committed (resident ones are loaded). header gets at most *header_bytes bytes; *header_bytes
- * becomes the number stored. */
+/* Takes up that commit, the one in force or an older one that is kept (ZS_ERR_ARG: it is neither).
+ * Which one is in force stays as it is until the next is published. Checks fingerprint, geometry
+ * and checksums, and leaves master and moments as committed (resident ones are loaded). header gets
+ * at most *header_bytes bytes; *header_bytes becomes the number stored. */
 zs_status zs_states_resume(zs_states *states, uint64_t commit, void *header, size_t *header_bytes);
 
 #endif

@@ -32,10 +32,11 @@ typedef struct zs_entry {
 } zs_entry;
 
 typedef struct zs_chunk_state {
-    int current;   /* slot of the present state (of what is streamed of it), or ZS_STORE_NO_SLOT:
-                      all zeros, nothing written yet */
-    int committed; /* slot that the superblock in force names: not to be written */
-    int dirty;     /* resident arrays changed since they were written to slot current */
+    int current;      /* slot of the present state (of what is streamed of it), or ZS_STORE_NO_SLOT:
+                         all zeros, nothing written yet */
+    unsigned guarded; /* bit s: slot s is not to be written, as the superblock in force or one that
+                         is kept names it */
+    int dirty;        /* resident arrays changed since they were written to slot current */
     uint32_t crc[ZS_STORE_ARRAYS]; /* of slot current */
 } zs_chunk_state;
 
@@ -82,6 +83,11 @@ zs_status zs_states_copy(zs_states *states, void *dst, const void *src, uint64_t
 void *zs_states_native(const zs_states *states);
 zs_status zs_states_usable(const zs_states *states);
 
+/* ---- commit.c ---- */
+
+/* Which slots may not be written, by what is in force now. */
+void zs_states_guard(zs_states *states);
+
 /* ---- ring.c ---- */
 
 typedef enum zs_evict {
@@ -114,8 +120,8 @@ zs_status zs_entry_read(zs_states *states, zs_entry *entry, unsigned arrays);
 zs_status zs_entry_ready(zs_states *states, zs_entry *entry);
 /* Queues writing arrays of the entry to slot and makes that the chunk's current one. */
 zs_status zs_entry_write(zs_states *states, zs_entry *entry, unsigned arrays, int slot);
-/* The slot a change of chunk goes to: the one that is not committed, again and again until it is;
- * or the only one. */
+/* The slot a change of chunk goes to: one that no commit needs, again and again until one does; or
+ * the only one. */
 int zs_chunk_target(const zs_states *states, const zs_chunk_state *chunk);
 
 /* Of one entry in a pass: which arrays need room, which of them are read, and whether there is room

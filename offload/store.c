@@ -67,7 +67,12 @@ zs_status zs_store_geometry_make(int rank, int world, int slot_count, uint64_t c
                                  zs_store_geometry *out)
 {
     *out = (zs_store_geometry){
-        .rank = rank, .world = world, .slot_count = slot_count, .chunk_numel = chunk_numel};
+        .rank = rank,
+        .world = world,
+        .slot_count = slot_count,
+        .area_count = ZS_MAX(slot_count, 2),
+        .chunk_numel = chunk_numel,
+    };
     uint64_t count = 0, total = 0;
     for (size_t s = 0; s < shard_count; s++) {
         count += zs_div_up(shards[s].numel, chunk_numel);
@@ -93,7 +98,7 @@ zs_status zs_store_geometry_make(int rank, int world, int slot_count, uint64_t c
     out->superblock_bytes = zs_round_up(SUPER_FIXED + (uint64_t)shard_count * SHARD_RECORD +
                                             count * CHUNK_RECORD + ZS_STORE_HEADER_MAX,
                                         ZS_PAGE);
-    uint64_t at = ZS_PAGE + 2 * out->superblock_bytes;
+    uint64_t at = ZS_PAGE + (uint64_t)out->area_count * out->superblock_bytes;
     zs_store_chunk *chunk = out->chunks;
     for (size_t s = 0; s < shard_count; s++)
         for (uint64_t first = 0; first < shards[s].numel; first += chunk_numel, chunk++) {
@@ -144,7 +149,7 @@ void zs_superblock_encode(const zs_superblock *super, unsigned char *out)
     put64(out + SUPER_LINEAGE, super->lineage);
     put64(out + SUPER_COMMIT, super->commit);
     put64(out + SUPER_RUN, super->run);
-    put32(out + SUPER_SLOTS, super->slot_count == 1 ? 1 : 2);
+    put32(out + SUPER_SLOTS, (uint32_t)(super->slot_count ? super->slot_count : 2));
     put32(out + SUPER_DIRTY, (uint32_t)super->dirty);
     put64(out + SUPER_SEQUENCE, super->sequence);
     put64(out + SUPER_STEP, super->step);
@@ -198,6 +203,10 @@ zs_status zs_superblock_decode(const unsigned char *data, uint64_t bytes, zs_sup
         shards > length / SHARD_RECORD || chunks > length / CHUNK_RECORD ||
         SUPER_FIXED + shards * SHARD_RECORD + chunks * CHUNK_RECORD + header != length)
         return zs_fail(ZS_ERR_CORRUPT, "its lengths contradict each other");
+    const uint64_t slots = get32(data + SUPER_SLOTS);
+    if (!slots || slots > ZS_STORE_SLOTS_MOST)
+        return zs_fail(ZS_ERR_CORRUPT, "it has %llu slots for each chunk; at most %d are possible",
+                       (unsigned long long)slots, ZS_STORE_SLOTS_MOST);
     uint32_t stored = get32(data + SUPER_CRC), computed = super_crc(data, length);
     if (stored != computed)
         return zs_fail(ZS_ERR_CORRUPT, "its checksum is %08x, its contents give %08x", stored,
@@ -208,8 +217,7 @@ zs_status zs_superblock_decode(const unsigned char *data, uint64_t bytes, zs_sup
     out->lineage = get64(data + SUPER_LINEAGE);
     out->commit = get64(data + SUPER_COMMIT);
     out->run = get64(data + SUPER_RUN);
-    /* Nothing else is ever written; a forged file must not become a size or an index. */
-    out->slot_count = get32(data + SUPER_SLOTS) == 1 ? 1 : 2;
+    out->slot_count = (int)slots;
     out->dirty = get32(data + SUPER_DIRTY) != 0;
     out->sequence = get64(data + SUPER_SEQUENCE);
     out->step = get64(data + SUPER_STEP);
@@ -229,7 +237,8 @@ zs_status zs_superblock_decode(const unsigned char *data, uint64_t bytes, zs_sup
     for (size_t s = 0; s < shards; s++, at += SHARD_RECORD)
         out->shards[s] = (zs_store_shard){.numel = get64(at), .dtype = (zs_dtype)get32(at + 8)};
     for (size_t c = 0; c < chunks; c++, at += CHUNK_RECORD) {
-        out->slots[c].slot = (int)(get32(at) & (uint32_t)(out->slot_count - 1));
+        /* Nothing else is ever written; a forged file must not become an index. */
+        out->slots[c].slot = (int)(get32(at) % slots);
         for (int a = 0; a < ZS_STORE_ARRAYS; a++)
             out->slots[c].crc[a] = get32(at + 4 + 4 * a);
     }

@@ -14,7 +14,8 @@ enum {
     ZS_STORE_ARRAYS = 3, /* master, exp_avg, exp_avg_sq */
     ZS_STORE_VERSION = 2,
     ZS_STORE_HEADER_MAX = 8192,
-    ZS_STORE_NO_SLOT = -1
+    ZS_STORE_NO_SLOT = -1,
+    ZS_STORE_SLOTS_MOST = 2 + ZS_KEEP_MOST /* of a chunk; as many superblocks */
 };
 
 typedef struct zs_store_shard {
@@ -26,24 +27,26 @@ typedef struct zs_store_chunk {
     size_t shard;
     uint64_t first, numel; /* elements of the shard */
     uint64_t stride;       /* bytes of one array in a slot */
-    uint64_t offset;       /* of slot 0 in the file; slot 1, where there are two, follows */
+    uint64_t offset;       /* of slot 0 in the file; the others follow */
 } zs_store_chunk;
 
 typedef struct zs_store_geometry {
     int rank, world;
-    int slot_count; /* of each chunk: 2, or 1: changed in place, and the superblock says so */
+    int slot_count; /* of each chunk: 2, and one more for each older commit that is kept; or 1:
+                       changed in place, and the superblock says so */
+    int area_count; /* places for a superblock: as many, but 2 at least */
     uint64_t chunk_numel;
     zs_store_shard *shards;
     size_t shard_count;
     zs_store_chunk *chunks;
     size_t chunk_count;
-    uint64_t superblock_bytes; /* of each of the two areas */
+    uint64_t superblock_bytes; /* of each area */
     uint64_t file_bytes;
 } zs_store_geometry;
 
 /* What a superblock says of one chunk. */
 typedef struct zs_store_slot {
-    int slot; /* 0 or 1 */
+    int slot; /* below slot_count */
     uint32_t crc[ZS_STORE_ARRAYS];
 } zs_store_slot;
 
@@ -65,6 +68,7 @@ typedef struct zs_superblock {
 
 /* ---- geometry and encoding: pure ---- */
 
+/* slot_count: 1 to ZS_STORE_SLOTS_MOST. */
 zs_status zs_store_geometry_make(int rank, int world, int slot_count, uint64_t chunk_numel,
                                  const zs_store_shard *shards, size_t shard_count,
                                  zs_store_geometry *out);
@@ -93,9 +97,10 @@ typedef struct zs_store {
     int made_file; /* at this open: to be removed when nothing is committed */
     int exists;    /* superblocks were found at this open */
     int committed; /* which superblock is in force, -1: none */
-    zs_superblock super[2];
-    int whole[2];   /* super[i] was read or written whole */
-    int damaged[2]; /* there is something in area i, but not a whole superblock */
+    int area_count;
+    zs_superblock super[ZS_STORE_SLOTS_MOST];
+    int whole[ZS_STORE_SLOTS_MOST];   /* super[i] was read or written whole */
+    int damaged[ZS_STORE_SLOTS_MOST]; /* there is something in area i, but not a whole superblock */
     const zs_store_geometry *geometry; /* borrowed, set by allocate */
     zs_io *io;
     zs_file *file;
@@ -130,7 +135,23 @@ zs_status zs_store_allocate(zs_store *store, const zs_store_geometry *geometry, 
                             zs_device *device, zs_ledger *ledger);
 /* ZS_ERR_IO when the file was removed meanwhile: what is committed to it is lost at close. */
 zs_status zs_store_check_present(const zs_store *store);
-/* Writes and flushes super into the area that is not in force; it then is. Takes over what super
+/* Where the next superblock goes: over one that is abandoned (newer than the one in force), else
+ * into an area that holds none, else over the oldest. */
+int zs_store_next_area(const zs_store *store);
+/* What the superblock there names must not be written over: it is the one in force, or an older one
+ * that the next commit leaves in place. */
+int zs_store_guards(const zs_store *store, int area);
+/* The numbers of the commits that could be in force, newest first: to be compared with those of
+ * other ranks. Returns how many. */
+int zs_store_commits(const zs_store *store, uint64_t commits[ZS_STORE_SLOTS_MOST]);
+/* Of the commits that are guarded, newest first: the one in force and the older ones kept. */
+int zs_store_kept(const zs_store *store, uint64_t commits[ZS_STORE_SLOTS_MOST]);
+/* ZS_ERR_ARG: what is asked for is not among those kept at path. */
+zs_status zs_store_fail_not_kept(const char *path, uint64_t commit, const uint64_t *kept,
+                                 int count);
+/* Which superblock is that of commit; -1: none. */
+int zs_store_find(const zs_store *store, uint64_t commit);
+/* Writes and flushes super into zs_store_next_area; it then is in force. Takes over what super
  * owns, also on failure. */
 zs_status zs_store_publish(zs_store *store, zs_superblock *super);
 /* One slot: says durably that what the superblock in force names is about to be written over. Does

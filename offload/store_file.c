@@ -19,10 +19,12 @@
 enum {
     LABEL_FIXED = 64,
     LABEL_SUPER_BYTES = 16,
+    LABEL_MORE_AREAS = 20,
     LABEL_FILE_BYTES = 24,
     LABEL_CRC = 32,
     HOLDER_OFFSET = 512,
     HOLDER_BYTES = 64,
+    AREAS_LEAST = 2,
     SUPER_MOST = 1 << 30 /* more than any geometry makes: a label beyond it is damaged */
 };
 static const char label_magic[16] = "zspill states 1\n";
@@ -46,12 +48,13 @@ static uint64_t get_bytes(const unsigned char *at, int bytes)
     return value;
 }
 
-static void label_make(unsigned char label[LABEL_FIXED], uint64_t superblock_bytes,
+static void label_make(unsigned char label[LABEL_FIXED], uint64_t superblock_bytes, int area_count,
                        uint64_t file_bytes)
 {
     memset(label, 0, LABEL_FIXED);
     memcpy(label, label_magic, sizeof label_magic);
-    put_bytes(label + LABEL_SUPER_BYTES, superblock_bytes, 8);
+    put_bytes(label + LABEL_SUPER_BYTES, superblock_bytes, 4);
+    put_bytes(label + LABEL_MORE_AREAS, (uint64_t)(area_count - AREAS_LEAST), 4);
     put_bytes(label + LABEL_FILE_BYTES, file_bytes, 8);
     put_bytes(label + LABEL_CRC, zs_crc32c(0, label, LABEL_CRC), 4);
 }
@@ -176,6 +179,13 @@ static zs_status read_area(zs_store *store, uint64_t superblock_bytes, int area)
     if (all_zero(data, (size_t)ZS_MIN(got, (ssize_t)ZS_PAGE)))
         goto done;
     status = zs_superblock_decode(data, (uint64_t)got, &store->super[area]);
+    const int slots = status == ZS_OK ? store->super[area].slot_count : 0;
+    if (status == ZS_OK && ZS_MAX(slots, AREAS_LEAST) != store->area_count) {
+        zs_superblock_free(&store->super[area]);
+        status = zs_fail(ZS_ERR_CORRUPT,
+                         "it has %d slots for each chunk, its file room for %d superblocks", slots,
+                         store->area_count);
+    }
     store->whole[area] = status == ZS_OK;
     store->damaged[area] = status == ZS_ERR_CORRUPT;
     if (status == ZS_ERR_CORRUPT) {
@@ -196,6 +206,34 @@ static zs_status fail_foreign(const zs_store *store)
                    store->path);
 }
 
+/* The newest that is whole is in force, until the ranks agree on another. */
+static zs_status choose_newest(zs_store *store)
+{
+    int last_damaged = -1;
+    for (int i = 0; i < store->area_count; i++) {
+        if (store->whole[i] && (store->committed < 0 ||
+                                store->super[i].sequence > store->super[store->committed].sequence))
+            store->committed = i;
+        if (store->damaged[i])
+            last_damaged = i;
+    }
+    store->exists = store->committed >= 0;
+    if (!store->exists && last_damaged >= 0)
+        return zs_fail_prefix(ZS_ERR_CORRUPT,
+                              "store '%s': no superblock is whole: restore the file from a copy, "
+                              "or move it away and start afresh: superblock %c: ",
+                              store->path, 'A' + last_damaged);
+    for (int i = 0; i < store->area_count; i++)
+        if (store->damaged[i])
+            zs_log_print(store->log, ZS_LOG_WARN,
+                         "store '%s': superblock %c was damaged, or was being written when its "
+                         "process ended: step %llu of superblock %c is what is left",
+                         store->path, 'A' + i,
+                         (unsigned long long)store->super[store->committed].step,
+                         'A' + store->committed);
+    return ZS_OK;
+}
+
 static zs_status read_existing(zs_store *store)
 {
     unsigned char head[2 * ZS_PAGE], want[LABEL_FIXED];
@@ -210,12 +248,15 @@ static zs_status read_existing(zs_store *store)
         return ZS_OK;
     if (got < LABEL_FIXED || memcmp(head, label_magic, sizeof label_magic) != 0)
         return fail_foreign(store);
-    uint64_t superblock_bytes = get_bytes(head + LABEL_SUPER_BYTES, 8);
+    uint64_t superblock_bytes = get_bytes(head + LABEL_SUPER_BYTES, 4);
+    uint64_t more_areas = get_bytes(head + LABEL_MORE_AREAS, 4);
     uint64_t file_bytes = get_bytes(head + LABEL_FILE_BYTES, 8);
-    label_make(want, superblock_bytes, file_bytes);
+    store->area_count = AREAS_LEAST + (int)ZS_MIN(more_areas, (uint64_t)ZS_STORE_SLOTS_MOST);
+    label_make(want, superblock_bytes, store->area_count, file_bytes);
     if (memcmp(head, want, sizeof want) != 0 || superblock_bytes % ZS_PAGE ||
         superblock_bytes == 0 || superblock_bytes > SUPER_MOST ||
-        file_bytes < area_offset(superblock_bytes, 2))
+        store->area_count > ZS_STORE_SLOTS_MOST ||
+        file_bytes < area_offset(superblock_bytes, store->area_count))
         return zs_fail(ZS_ERR_CORRUPT,
                        "store '%s': its label (the first %d bytes) is damaged: restore the file "
                        "from a copy, or use another directory",
@@ -225,27 +266,9 @@ static zs_status read_existing(zs_store *store)
                        "store '%s' has %llu bytes where its label says %llu: it was truncated: "
                        "restore the file from a copy, or use another directory",
                        store->path, (unsigned long long)st.st_size, (unsigned long long)file_bytes);
-    for (int area = 0; area < 2; area++)
+    for (int area = 0; area < store->area_count; area++)
         ZS_CHECK(read_area(store, superblock_bytes, area));
-    if (store->whole[0] || store->whole[1]) {
-        store->exists = 1;
-        store->committed = store->whole[1] && (!store->whole[0] ||
-                                               store->super[1].sequence > store->super[0].sequence);
-        int other = 1 - store->committed;
-        if (store->damaged[other])
-            zs_log_print(store->log, ZS_LOG_WARN,
-                         "store '%s': superblock %c was damaged, or was being written when its "
-                         "process ended: step %llu of superblock %c is what is left",
-                         store->path, 'A' + other,
-                         (unsigned long long)store->super[store->committed].step,
-                         'A' + store->committed);
-    } else if (store->damaged[0] || store->damaged[1]) {
-        return zs_fail_prefix(ZS_ERR_CORRUPT,
-                              "store '%s': no superblock is whole: restore the file from a copy, "
-                              "or move it away and start afresh: superblock %c: ",
-                              store->path, store->damaged[1] ? 'B' : 'A');
-    }
-    return ZS_OK;
+    return choose_newest(store);
 }
 
 char *zs_store_path(const char *dir, uint64_t generation, int rank)
@@ -285,13 +308,14 @@ fail:
 
 void zs_store_abandon(zs_store *store)
 {
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < store->area_count; i++) {
         zs_superblock_free(&store->super[i]);
         store->super[i] = (zs_superblock){0};
         store->whole[i] = store->damaged[i] = 0;
     }
     store->exists = 0;
     store->committed = -1;
+    store->area_count = 0;
 }
 
 /* The generation of a store file by its name; 0: not such a name. */
@@ -381,11 +405,15 @@ static zs_status allocate_file(zs_store *store)
     /* From here on it is ours to remove; what it may hold, a process that ended before its first
      * commit left behind. */
     store->made_file = 1;
-    ZS_CHECK(
-        zs_file_open(store->io, store->path, ZS_FILE_CREATE, geometry->file_bytes, &store->file));
+    const zs_status status =
+        zs_file_open(store->io, store->path, ZS_FILE_CREATE, geometry->file_bytes, &store->file);
+    if (status == ZS_ERR_NOSPACE && geometry->area_count > AREAS_LEAST)
+        return zs_fail(status, "%s, or keep fewer than %d older commits", zs_last_error(),
+                       geometry->area_count - AREAS_LEAST);
+    ZS_CHECK(status);
     ZS_CHECK(zs_file_sync(store->io, store->file));
     memset(label, 0, ZS_PAGE);
-    label_make(label, geometry->superblock_bytes, geometry->file_bytes);
+    label_make(label, geometry->superblock_bytes, geometry->area_count, geometry->file_bytes);
     ZS_CHECK(put(store, 0, label, ZS_PAGE));
     /* The name must outlive a power cut, too. */
     return zs_io_sync_dir(store->io, store->dir);
@@ -400,14 +428,15 @@ zs_status zs_store_allocate(zs_store *store, const zs_store_geometry *geometry, 
                           &store->buffer));
     if (store->exists) {
         ZS_CHECK(zs_superblock_check(&store->super[store->committed], geometry, store->path));
-        int other = 1 - store->committed;
-        if (store->whole[other] &&
-            zs_superblock_check(&store->super[other], geometry, store->path) != ZS_OK) {
-            zs_superblock_free(&store->super[other]);
-            store->whole[other] = 0;
-        }
+        for (int i = 0; i < store->area_count; i++)
+            if (store->whole[i] &&
+                zs_superblock_check(&store->super[i], geometry, store->path) != ZS_OK) {
+                zs_superblock_free(&store->super[i]);
+                store->whole[i] = 0;
+            }
         ZS_CHECK(zs_file_open(io, store->path, 0, 0, &store->file));
     } else {
+        store->area_count = geometry->area_count;
         ZS_CHECK(allocate_file(store));
     }
     return set_holder(store, 1);
@@ -427,7 +456,7 @@ zs_status zs_store_check_present(const zs_store *store)
 zs_status zs_store_publish(zs_store *store, zs_superblock *super)
 {
     zs_status status;
-    int area = store->committed < 0 ? 0 : 1 - store->committed;
+    int area = zs_store_next_area(store);
     uint64_t area_bytes = store->geometry->superblock_bytes;
     uint64_t offset = area_offset(area_bytes, area);
     unsigned char *data = store->buffer.ptr;
@@ -512,7 +541,7 @@ void zs_store_close(zs_store *store)
     }
     if (store->made_dir && store->committed < 0)
         (void)rmdir(store->dir);
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < store->area_count; i++)
         zs_superblock_free(&store->super[i]);
     free(store->dir);
     free(store->path);

@@ -22,6 +22,7 @@ void zs_engine_config_init(zs_engine_config *config)
         .min_loss_scale = 1,
         .max_skipped_steps = 5,
         .slots = 2,
+        .keep = -1,
         .log_level = ZS_LOG_INFO,
     };
 }
@@ -164,6 +165,14 @@ static zs_status check_config(const zs_engine_config *c)
                        (unsigned long long)c->chunk_numel);
     if (c->slots != 1 && c->slots != 2)
         return zs_fail(ZS_ERR_ARG, "slots is %d; it must be 1 or 2", c->slots);
+    if (c->keep < -1 || c->keep > ZS_KEEP_MOST)
+        return zs_fail(ZS_ERR_ARG, "keep is %d; it must be -1 to %d", c->keep, ZS_KEEP_MOST);
+    if (c->keep > 0 && (c->slots == 1 || !c->state_dir))
+        return zs_fail(ZS_ERR_ARG, "keep is %d: older commits need a state_dir and slots 2, not %d",
+                       c->keep, c->slots);
+    if (c->resume_commit && !c->resume)
+        return zs_fail(ZS_ERR_ARG, "resume_commit is %llu, but resume is 0: set it to 1",
+                       (unsigned long long)c->resume_commit);
     if (!(c->loss_scale >= 0) || !isfinite(c->loss_scale))
         return zs_fail(ZS_ERR_ARG, "loss_scale is %g; it must be 0 (dynamic) or positive",
                        c->loss_scale);

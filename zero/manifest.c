@@ -11,6 +11,7 @@
 #include "base/crc32c.h"
 #include "base/status.h"
 #include "base/util.h"
+#include "offload/store.h"
 
 /* Lines, each ended by a newline:
  *   zspill manifest 2
@@ -19,7 +20,7 @@
  *   generation N
  *   world N
  *   chunk_numel N
- *   slots 1|2
+ *   slots N
  *   replicated 0|1
  *   flats N
  *   then for each: "flat COUNT DTYPE", and COUNT times "param NUMEL NAME" (the name is the rest of
@@ -164,7 +165,7 @@ static zs_status parse(lines *l, zs_manifest *m)
     ZS_CHECK(take(l, "generation", 10, &m->generation, NULL, NULL));
     ZS_CHECK(take_count(l, "world", 64, &world));
     ZS_CHECK(take(l, "chunk_numel", 10, &m->chunk_numel, NULL, NULL));
-    ZS_CHECK(take_count(l, "slots", 2, &slots));
+    ZS_CHECK(take_count(l, "slots", ZS_STORE_SLOTS_MOST, &slots));
     ZS_CHECK(take_count(l, "replicated", 1, &replicated));
     ZS_CHECK(take_count(l, "flats", COUNT_MOST, &flats));
     if (flats > (size_t)(l->end - l->at) / 7)

@@ -25,7 +25,7 @@ typedef struct zs_manifest {
     uint64_t generation; /* 1, 2, ... */
     int world;
     uint64_t chunk_numel;
-    int slots;      /* of each chunk: 2 or 1 */
+    int slots;      /* of each chunk: 2 and one more for each older commit kept, or 1 */
     int replicated; /* 1: every rank's store holds all (stage 0); 0: its shard */
     zs_manifest_flat *flats;
     size_t flat_count;

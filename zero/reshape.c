@@ -44,11 +44,15 @@ zs_status zs_reshape_load(zs_engine *e, void *user, size_t *user_bytes)
     zs_status status;
     zs_saved *saved = NULL;
     zs_store_reader *reader;
-    ZS_TRY(zs_saved_open(e->config.state_dir, e->manifest, 0, &e->log, &saved));
+    ZS_TRY(zs_saved_open(e->config.state_dir, e->manifest, 0, &e->log, e->config.resume_commit,
+                         &saved));
     ZS_TRY(move_all(e, saved));
     ZS_TRY(zs_saved_rank(saved, 0, &reader));
     const zs_superblock *super = zs_store_reader_super(reader);
     ZS_TRY(zs_state_decode(e, super->header, super->header_bytes, user, user_bytes));
+    /* Numbers go on above all that were given. */
+    int count;
+    e->commit = zs_saved_kept(saved, &count)->commit;
     status = zs_weights_from_masters(e);
 fail:
     zs_saved_close(&saved);

@@ -15,6 +15,8 @@ struct zs_saved {
     const zs_manifest *m;
     const zs_log *log;
     uint64_t commit;
+    zs_saved_point kept[ZS_STORE_SLOTS_MOST];
+    int kept_count;
     zs_store_reader *reader; /* of rank `open` */
     int open;
     zs_layout *layouts; /* [m->flat_count] */
@@ -57,38 +59,32 @@ static zs_status check(const zs_saved *s, int rank, const zs_store *store)
     return zs_store_check_clean(store);
 }
 
-/* The numbers of the commits in one file, newest first. */
-static zs_status peek(const zs_saved *s, int rank, uint64_t commits[2], int *count)
+/* The superblocks of one file, checked; for zs_store_close after success. */
+static zs_status peek(const zs_saved *s, int rank, zs_store *store)
 {
-    zs_store store;
     char *path;
     ZS_CHECK(path_of(s, rank, &path));
-    zs_status status = zs_store_peek(path, s->log, &store);
+    zs_status status = zs_store_peek(path, s->log, store);
     free(path);
     ZS_CHECK(status);
-    *count = 0;
-    status = check(s, rank, &store);
-    if (status == ZS_OK) {
-        const int newest = store.committed, older = 1 - newest;
-        commits[(*count)++] = store.super[newest].commit;
-        if (store.super[newest].slot_count == 2 && store.whole[older] &&
-            store.super[older].commit < commits[0])
-            commits[(*count)++] = store.super[older].commit;
-    }
-    zs_store_close(&store);
+    status = check(s, rank, store);
+    if (status != ZS_OK)
+        zs_store_close(store);
     return status;
 }
 
 /* The newest commit that all ranks have. */
-static zs_status choose_commit(zs_saved *s)
+static zs_status choose_newest(zs_saved *s)
 {
-    uint64_t commits[2], wanted;
-    int count;
+    uint64_t commits[ZS_STORE_SLOTS_MOST], wanted;
+    zs_store store;
     s->commit = UINT64_MAX;
     do {
         wanted = s->commit;
         for (int r = 0; r < s->m->world; r++) {
-            ZS_CHECK(peek(s, r, commits, &count));
+            ZS_CHECK(peek(s, r, &store));
+            const int count = zs_store_commits(&store, commits);
+            zs_store_close(&store);
             int i = 0;
             while (i < count && commits[i] > s->commit)
                 i++;
@@ -102,6 +98,45 @@ static zs_status choose_commit(zs_saved *s)
         }
     } while (s->commit != wanted);
     return ZS_OK;
+}
+
+/* With that one in force, what all ranks keep. */
+static zs_status list_kept(zs_saved *s)
+{
+    for (int r = 0; r < s->m->world; r++) {
+        uint64_t commits[ZS_STORE_SLOTS_MOST];
+        zs_store store;
+        int both = 0;
+        ZS_CHECK(peek(s, r, &store));
+        store.committed = zs_store_find(&store, s->commit);
+        const int count = zs_store_kept(&store, commits);
+        for (int i = 0; r == 0 && i < count; i++) {
+            const zs_superblock *super = &store.super[zs_store_find(&store, commits[i])];
+            s->kept[s->kept_count++] = (zs_saved_point){commits[i], super->step};
+        }
+        for (int i = 0; i < s->kept_count; i++)
+            for (int j = 0; j < count; j++)
+                if (s->kept[i].commit == commits[j])
+                    s->kept[both++] = s->kept[i];
+        s->kept_count = both;
+        zs_store_close(&store);
+    }
+    return ZS_OK;
+}
+
+static zs_status choose_commit(zs_saved *s, uint64_t commit)
+{
+    ZS_CHECK(choose_newest(s));
+    ZS_CHECK(list_kept(s));
+    uint64_t numbers[ZS_STORE_SLOTS_MOST];
+    for (int i = 0; i < s->kept_count; i++) {
+        numbers[i] = s->kept[i].commit;
+        if (numbers[i] == commit)
+            s->commit = commit;
+    }
+    return !commit || s->commit == commit
+               ? ZS_OK
+               : zs_store_fail_not_kept(s->dir, commit, numbers, s->kept_count);
 }
 
 static zs_status lock_all(zs_saved *s)
@@ -122,7 +157,7 @@ static zs_status lock_all(zs_saved *s)
 }
 
 zs_status zs_saved_open(const char *dir, const zs_manifest *manifest, int lock, const zs_log *log,
-                        zs_saved **out)
+                        uint64_t commit, zs_saved **out)
 {
     zs_status status;
     zs_saved *s = calloc(1, sizeof *s);
@@ -143,7 +178,7 @@ zs_status zs_saved_open(const char *dir, const zs_manifest *manifest, int lock, 
                               manifest->world));
     if (lock)
         ZS_TRY(lock_all(s)); /* nobody commits any more */
-    ZS_TRY(choose_commit(s));
+    ZS_TRY(choose_commit(s, commit));
     *out = s;
     return ZS_OK;
 fail:
@@ -171,6 +206,12 @@ void zs_saved_close(zs_saved **saved)
 uint64_t zs_saved_commit(const zs_saved *s)
 {
     return s->commit;
+}
+
+const zs_saved_point *zs_saved_kept(const zs_saved *s, int *count)
+{
+    *count = s->kept_count;
+    return s->kept;
 }
 
 zs_status zs_saved_rank(zs_saved *s, int rank, zs_store_reader **out)

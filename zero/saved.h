@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The newest commit of a state directory, whatever world and shape it was made in: parameters by
+/* One commit of a state directory, whatever world and shape it was made in: parameters by
  * name, elements by range, read from whichever ranks' files they are in. Changes nothing; holds no
  * lock unless asked. */
 #ifndef ZS_ZERO_SAVED_H
@@ -12,12 +12,18 @@
 typedef struct zs_saved zs_saved;
 
 /* dir, manifest (of dir) and log are borrowed. lock: 1: until close no process may train in dir,
- * and it is ZS_ERR_LOCKED when one does. Every rank's file must be there, belong to the manifest's
- * run and hold the commit. */
+ * and it is ZS_ERR_LOCKED when one does. commit: one of those kept, 0: the newest. Every rank's
+ * file must be there, belong to the manifest's run and hold the commit. */
 zs_status zs_saved_open(const char *dir, const zs_manifest *manifest, int lock, const zs_log *log,
-                        zs_saved **out);
+                        uint64_t commit, zs_saved **out);
 void zs_saved_close(zs_saved **saved);
 uint64_t zs_saved_commit(const zs_saved *saved);
+
+/* The commits that all ranks keep, newest first; valid until close. */
+typedef struct zs_saved_point {
+    uint64_t commit, step;
+} zs_saved_point;
+const zs_saved_point *zs_saved_kept(const zs_saved *saved, int *count);
 
 /* One rank's file at that commit; valid until the next call with this saved. */
 zs_status zs_saved_rank(zs_saved *saved, int rank, zs_store_reader **out);

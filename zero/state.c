@@ -75,7 +75,7 @@ static zs_status describe(const zs_engine *e, zs_manifest **out)
         return zs_fail(ZS_ERR_NOMEM, "no memory for the manifest of '%s'", e->config.state_dir);
     m->fingerprint = e->config.fingerprint;
     m->run = e->run;
-    m->slots = e->config.slots;
+    m->slots = e->config.slots == 1 ? 1 : 2 + e->config.keep;
     m->generation = 1;
     m->world = e->world;
     m->replicated = e->config.zero_stage == 0;
@@ -105,9 +105,11 @@ static zs_status describe(const zs_engine *e, zs_manifest **out)
 static zs_status read_manifest(zs_engine *e)
 {
     const char *dir = e->config.state_dir;
-    ZS_CHECK(describe(e, &e->own));
     ZS_CHECK(zs_manifest_load(dir, &e->manifest));
     const zs_manifest *m = e->manifest;
+    if (e->config.keep < 0)
+        e->config.keep = m && m->slots > 2 && e->config.slots > 1 ? m->slots - 2 : 0;
+    ZS_CHECK(describe(e, &e->own));
     if (!m)
         return ZS_OK;
     if (!e->config.resume)
@@ -280,7 +282,7 @@ zs_status zs_state_commit(zs_engine *e, const void *user, size_t user_bytes)
 /* ---- resume ---- */
 
 /* The greatest of mine that is at most limit, 0: none. */
-static double at_most(const uint64_t mine[2], int count, double limit)
+static double at_most(const uint64_t *mine, int count, double limit)
 {
     for (int i = 0; i < count; i++)
         if ((double)mine[i] <= limit)
@@ -291,7 +293,7 @@ static double at_most(const uint64_t mine[2], int count, double limit)
 /* The newest commit that every rank has, and the greatest number that any rank has. */
 static zs_status choose_commit(zs_engine *e, uint64_t *chosen, uint64_t *greatest)
 {
-    uint64_t mine[2] = {0, 0};
+    uint64_t mine[ZS_STATES_COMMITS_MOST] = {0};
     int count = 0;
     zs_status status = zs_states_committed(e->states, mine, &count);
     if (status == ZS_OK && !count)
@@ -338,7 +340,8 @@ static zs_status load(zs_engine *e, void *user, size_t *user_bytes)
     unsigned char data[ZS_STATES_HEADER_MAX];
     size_t bytes = sizeof data;
     const uint64_t greatest = e->commit;
-    ZS_CHECK(zs_states_resume(e->states, e->in_force, data, &bytes));
+    const uint64_t commit = e->config.resume_commit ? e->config.resume_commit : e->in_force;
+    ZS_CHECK(zs_states_resume(e->states, commit, data, &bytes));
     ZS_CHECK(zs_state_decode(e, data, ZS_MIN(bytes, sizeof data), user, user_bytes));
     /* A number that a rank gave to a commit which is abandoned now is not given again. */
     e->commit = greatest;
@@ -398,6 +401,9 @@ zs_status zs_state_resume(zs_engine *e, int *found, void *user, size_t *user_byt
     if (!user_bytes)
         user_bytes = &none;
     *found = e->manifest != NULL;
+    if (!*found && e->config.resume_commit)
+        return zs_fail(ZS_ERR_ARG, "'%s' holds no state to take commit %llu from",
+                       e->config.state_dir, (unsigned long long)e->config.resume_commit);
     if (*found)
         return zs_engine_break(e, resume(e, user, user_bytes));
     *user_bytes = 0;

@@ -114,6 +114,8 @@ class EngineConfig(_Sized):
         ("max_skipped_steps", c_int),
         ("resume", c_int),
         ("slots", c_int),
+        ("keep", c_int),
+        ("resume_commit", c_uint64),
         ("fingerprint", c_uint64),
         ("log", LOG_FN),
         ("log_cookie", c_void_p),

@@ -103,6 +103,67 @@ class State(StateCase):
         for args in (["export", states], ["import", made], ["export", states, "--modle", "x"]):
             self.assertEqual(run(*args).returncode, 2)
 
+    # ---- older commits ----
+
+    def commits(self):
+        """[(number, step)], newest first."""
+        listed = self.good("inspect", self.path("states")).stdout
+        return [tuple(map(int, found)) for found in re.findall(r"^  (\d+)  step (\d+)", listed, re.M)]
+
+    def test_keep(self):
+        keep = ("--keep", 2)
+        states, model = self.path("states"), self.path("out", "model.safetensors")
+        self.good(*self.nvme(steps=4, out="first", states="four"))
+        four = self.export("four")
+        self.good(*self.nvme(*keep, steps=6))
+        whole = read_safetensors(model)
+        kept = self.commits()
+        self.assertEqual([step for _, step in kept], [6, 5, 4])
+        for number, step in kept:
+            done = self.good("inspect", "--verify", "--commit", number, states)
+            self.assertIn(f"commit       {number}, step {step},", done.stdout)
+            self.good("inspect", "--verify", "--commit", number, self.rank(1))
+        newest, oldest = kept[0][0], kept[-1][0]
+        args = ("export", states, "--model", self.config, "--states", self.path("s.safetensors"))
+        self.good(*args, "--commit", oldest)
+        self.assertEqual(read_safetensors(self.path("s.safetensors")), four)
+        # What is asked for is there or refused; and what is refused changes nothing.
+        says = [f"commit {oldest - 1} is not kept in", f"there are {newest}, {newest - 1}, {oldest}: take one"]
+        self.refused(says[0], *keep, "--resume-commit", oldest - 1)
+        for more in (("inspect", "--verify", states), args):
+            done = run(*more, "--commit", oldest - 1)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(says[0], done.stderr)
+            self.assertIn(says[1], done.stderr)
+        done = run(*self.nvme("--resume", "--resume-commit", 1, steps=5, out="other", states="new"))
+        self.assertIn("holds no state to take commit 1 from", done.stderr)
+        self.refused("the global batch", "--ranks", 2, "--micro-batch", 1, "--resume-commit", oldest)
+        self.assertEqual(self.commits(), kept)
+        # Back to step 4: from then on that is the newest, also after a crash.
+        back = self.nvme("--resume", "--resume-commit", oldest, "--durability", "exit", steps=10**6)
+        with subprocess.Popen(command(*back), stdout=subprocess.PIPE, text=True) as process:
+            for line in process.stdout:
+                if line.startswith("step 5/"):
+                    break
+            process.kill()
+            process.communicate()
+        self.assertEqual(self.commits(), [(newest + 1, 4), *kept[:2]])
+        done = self.good(*self.nvme("--resume", steps=6))
+        self.assertIn("resumed at step 4", done.stdout)
+        self.assertEqual(read_safetensors(model), whole)
+        self.assertEqual([step for _, step in self.commits()], [6, 5, 4])
+        # In another shape only the one that is taken over is left, with a number above all others.
+        numbers = [number for number, _ in self.commits()]
+        shape = ("--ranks", 1, "--micro-batch", 4, "--zero-stage", 0)
+        done = self.good(*self.nvme("--resume", "--resume-commit", numbers[1], steps=5, shape=shape))
+        self.assertIn("resumed at step 5", done.stdout)
+        self.assertIn("4 slot(s) a chunk", self.good("inspect", states).stdout)
+        after = self.commits()
+        self.assertEqual({step for _, step in after}, {5})
+        self.assertGreater(min(number for number, _ in after), max(numbers))
+        self.good(*self.nvme("--resume", "--keep", 0, steps=6, shape=shape))
+        self.assertIn("2 slot(s) a chunk", self.good("inspect", states).stdout)
+
     # ---- verification ----
 
     def test_verify(self):

@@ -63,6 +63,17 @@ static void test_config_errors(void **state)
     zs_engine *e;
     zs_engine_config c;
     zs_engine_config_init(&c);
+    c.keep = 15;
+    assert_says(zs_engine_open(&c, comm, &e), ZS_ERR_ARG, "keep is 15; it must be -1 to 14");
+    c.keep = 1;
+    assert_says(zs_engine_open(&c, comm, &e), ZS_ERR_ARG, "need a state_dir");
+    c.state_dir = dir;
+    c.slots = 1;
+    assert_says(zs_engine_open(&c, comm, &e), ZS_ERR_ARG, "need a state_dir and slots 2, not 1");
+    zs_engine_config_init(&c);
+    c.resume_commit = 3;
+    assert_says(zs_engine_open(&c, comm, &e), ZS_ERR_ARG, "resume_commit is 3, but resume is 0");
+    zs_engine_config_init(&c);
     c.size = 8;
     assert_says(zs_engine_open(&c, comm, &e), ZS_ERR_ARG, "its size is not");
     assert_says(zs_engine_open(NULL, comm, &e), ZS_ERR_ARG, "config is NULL");

@@ -75,6 +75,12 @@ class Machine(StateCase):
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertIn("bytes (4.00 MiB) are free", done.stderr)
 
+    def test_disk_too_small_to_keep(self):
+        done = self.mounted(self.call("--keep", 14) + " && exit 4", self.call("--keep", 1), size="1m")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stderr, r"needs \d+ bytes .*, but \d+ bytes .* are free")
+        self.assertIn("or keep fewer than 14 older commits", done.stderr)
+
     def test_disk_too_small_for_another_shape(self):
         expected = self.undisturbed()
         other = ("--zero-stage", 0)

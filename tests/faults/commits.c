@@ -144,12 +144,24 @@ static void test_prepared_only(void **state)
     }
 }
 
+/* Working copies are made from the masters, as the engine does it. */
+static void follow_masters(rig *r)
+{
+    for (size_t s = 0; s < RIG_SHARDS; s++) {
+        float *master = calloc(r->shards[s].numel + 1, sizeof(float));
+        OK(zs_states_read(r->states, s, ZS_MASTER, 0, r->shards[s].numel, master));
+        zs_kernels_get()->cast[r->shards[s].working_dtype][ZS_FP32](r->shards[s].numel,
+                                                                    r->working[s], master);
+        free(master);
+    }
+}
+
 /* Another rank only has the step before the newest: this one goes back. */
 static void test_one_ahead(void **state)
 {
     temp_dir dir;
     rig r;
-    uint64_t steps[2];
+    uint64_t steps[ZS_STATES_COMMITS_MOST];
     int found;
     char header[100];
     size_t bytes = sizeof header;
@@ -162,17 +174,14 @@ static void test_one_ahead(void **state)
     assert_int_equal(steps[0], 3);
     assert_int_equal(steps[1], 2);
     REFUSED(zs_states_resume(r.states, 7, header, &bytes), ZS_ERR_ARG, "no commit 7");
+    REFUSED(zs_states_resume(r.states, 2, header, &bytes), ZS_ERR_ARG, "commit 2 is not kept",
+            "there are 3:");
+    OK(zs_states_adopt(r.states, 2));
     OK(zs_states_resume(r.states, 2, header, &bytes));
     r.step = 2;
     assert_int_equal(bytes, 100);
     assert_string_equal(header, "step 2");
-    for (size_t s = 0; s < RIG_SHARDS; s++) { /* working copies follow the masters */
-        float *master = calloc(r.shards[s].numel + 1, sizeof(float));
-        OK(zs_states_read(r.states, s, ZS_MASTER, 0, r.shards[s].numel, master));
-        zs_kernels_get()->cast[r.shards[s].working_dtype][ZS_FP32](r.shards[s].numel, r.working[s],
-                                                                   master);
-        free(master);
-    }
+    follow_masters(&r);
     store_rig_expect(&r, 2);
     OK(rig_step(&r));
     OK(rig_step(&r));
@@ -223,7 +232,7 @@ static void test_afresh_over_old(void **state)
 {
     temp_dir dir;
     rig r;
-    uint64_t steps[2];
+    uint64_t steps[ZS_STATES_COMMITS_MOST];
     int found;
     temp_make(&dir);
     rig_config config = store_rig_nvme(&dir);
@@ -243,6 +252,146 @@ static void test_afresh_over_old(void **state)
     assert_int_equal(found, 1);
     assert_int_equal(steps[0], 0);
     rig_close(&r);
+    temp_remove(&dir);
+}
+
+/* ---- older commits ---- */
+
+/* The present step as commit number `commit`. */
+static void commit_as(rig *r, uint64_t commit)
+{
+    OK(zs_states_commit_prepare(r->states));
+    OK(zs_states_commit_publish(r->states, commit, r->step, &r->step, sizeof r->step));
+}
+
+static void go_to(rig *r, uint64_t commit)
+{
+    size_t bytes = sizeof r->step;
+    OK(zs_states_resume(r->states, commit, &r->step, &bytes));
+    assert_int_equal(bytes, sizeof r->step);
+    follow_masters(r);
+}
+
+/* Opens, takes commits[0] for the one that all ranks have, and finds each of these, and no other
+ * one, whole. steps: of each. */
+static void expect_kept(rig *r, const rig_config *config, const uint64_t *commits,
+                        const uint64_t *steps, int count)
+{
+    uint64_t there[ZS_STATES_COMMITS_MOST];
+    int found, seen = 0;
+    OK(rig_open(r, config));
+    OK(zs_states_committed(r->states, there, &found));
+    OK(zs_states_adopt(r->states, commits[0]));
+    for (int i = count - 1; i >= 0; i--) {
+        go_to(r, commits[i]);
+        store_rig_expect(r, steps[i]);
+    }
+    for (int i = 0; i < found; i++) {
+        uint64_t step;
+        size_t bytes = sizeof step;
+        if (seen < count && there[i] == commits[seen])
+            seen++;
+        else
+            REFUSED(zs_states_resume(r->states, there[i], &step, &bytes), ZS_ERR_ARG, "is not kept",
+                    "zspill-rank00000.state");
+    }
+    assert_int_equal(seen, count);
+}
+
+static void keep_two(zs_tier tier, int aliased)
+{
+    temp_dir dir;
+    rig r;
+    temp_make(&dir);
+    rig_config config = store_rig_nvme(&dir);
+    config.tier = tier;
+    config.aliased = aliased;
+    config.slots = 4;
+    OK(rig_open(&r, &config));
+    OK(rig_load(&r));
+    while (r.step < 6) {
+        OK(rig_step(&r));
+        commit_as(&r, r.step);
+    }
+    rig_close(&r);
+    config.resume = 1;
+    const uint64_t six[] = {6, 5, 4};
+    expect_kept(&r, &config, six, six, 3);
+    /* Steps from the newest, and from the oldest, leave all of them as they are. */
+    for (int i = 0; i < 3; i += 2) {
+        go_to(&r, six[i]);
+        OK(rig_step(&r));
+        OK(zs_states_commit_prepare(r.states));
+        OK(rig_step(&r));
+        OK(zs_states_commit_prepare(r.states));
+        rig_close(&r);
+        expect_kept(&r, &config, six, six, 3);
+    }
+    /* Going back is a commit like any other: what was newer counts as older then. */
+    go_to(&r, 4);
+    OK(rig_step(&r));
+    commit_as(&r, 7);
+    rig_close(&r);
+    const uint64_t seven[] = {7, 6, 5}, seven_steps[] = {5, 6, 5};
+    expect_kept(&r, &config, seven, seven_steps, 3);
+    rig_close(&r);
+    /* When another rank does not have it, nothing has happened. */
+    expect_kept(&r, &config, six, six, 3);
+    OK(rig_step(&r));
+    commit_as(&r, 8); /* over the abandoned one */
+    rig_close(&r);
+    const uint64_t eight[] = {8, 6, 5}, eight_steps[] = {7, 6, 5};
+    expect_kept(&r, &config, eight, eight_steps, 3);
+    rig_close(&r);
+    temp_remove(&dir);
+}
+
+static void test_keep_nvme(void **state)
+{
+    keep_two(ZS_TIER_NVME, 0);
+}
+
+static void test_keep_partly_resident(void **state)
+{
+    keep_two(ZS_TIER_NVME, 1);
+}
+
+static void test_keep_host(void **state)
+{
+    keep_two(ZS_TIER_HOST, 1);
+}
+
+/* A commit whose superblock is damaged is one fewer, and the others stay. */
+static void test_keep_damaged(void **state)
+{
+    temp_dir dir;
+    rig r;
+    temp_make(&dir);
+    rig_config config = store_rig_nvme(&dir);
+    config.slots = 4;
+    OK(rig_open(&r, &config));
+    OK(rig_load(&r));
+    while (r.step < 6) {
+        OK(rig_step(&r));
+        commit_as(&r, r.step);
+    }
+    rig_close(&r);
+    char *path = store_rig_path(&dir);
+    config.resume = 1;
+    store_rig_flip(path, ZS_PAGE + 200); /* commits 1 and 5 */
+    const uint64_t left[] = {6, 4, 3};
+    expect_kept(&r, &config, left, left, 3);
+    go_to(&r, 6);
+    OK(rig_step(&r));
+    commit_as(&r, 7);
+    rig_close(&r);
+    const uint64_t after[] = {7, 6, 4};
+    expect_kept(&r, &config, after, after, 3);
+    rig_close(&r);
+    store_rig_flip(path, 20); /* the label's count of superblocks */
+    REFUSED(rig_open(&r, &config), ZS_ERR_CORRUPT, path, "its label", "is damaged");
+    rig_close(&r);
+    free(path);
     temp_remove(&dir);
 }
 
@@ -328,6 +477,8 @@ int main(void)
         cmocka_unit_test(test_commit_twice),  cmocka_unit_test(test_afresh_over_old),
         cmocka_unit_test(test_one_slot_nvme), cmocka_unit_test(test_one_slot_partly_resident),
         cmocka_unit_test(test_one_slot_host), cmocka_unit_test(test_other_run),
+        cmocka_unit_test(test_keep_nvme),     cmocka_unit_test(test_keep_partly_resident),
+        cmocka_unit_test(test_keep_host),     cmocka_unit_test(test_keep_damaged),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -304,7 +304,7 @@ static void test_flipped_bit_in_chunks(void **state)
             temp_dir dir;
             rig r;
             int found;
-            uint64_t steps[2];
+            uint64_t steps[ZS_STATES_COMMITS_MOST];
             char header[8], number[32], where[32];
             size_t bytes = sizeof header;
             temp_make(&dir);

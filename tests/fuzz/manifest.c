@@ -5,13 +5,14 @@
 
 #include "base/crc32c.h"
 #include "fuzz/fuzz.h"
+#include "offload/store.h"
 #include "zero/manifest.h"
 
 const char *const fuzz_words[] = {"flat ",
                                   "param ",
                                   "flats ",
                                   "world 0",
-                                  "slots 3",
+                                  "slots 16",
                                   "\n",
                                   " ",
                                   "bf16",
@@ -33,7 +34,9 @@ size_t fuzz_seed(size_t i, uint8_t *out)
         "slots 2\nreplicated 0\nflats 2\nflat 2 fp32\nparam 10 a b\nparam 4096 c\nflat 1 bf16\n"
         "param 7 d\n",
         "zspill manifest 2\nfingerprint 0\nrun 1\ngeneration 1\nworld 1\nchunk_numel 4096\n"
-        "slots 1\nreplicated 1\nflats 0\n"};
+        "slots 1\nreplicated 1\nflats 0\n",
+        "zspill manifest 2\nfingerprint 0\nrun 1\ngeneration 1\nworld 64\nchunk_numel 4096\n"
+        "slots 5\nreplicated 0\nflats 1\nflat 1 fp16\nparam 1 e\n"};
     if (i >= sizeof seeds / sizeof *seeds)
         return 0;
     strcpy((char *)out, seeds[i]);
@@ -48,7 +51,7 @@ static void try_text(const char *text)
             abort();
         return;
     }
-    if (m->world < 1 || !m->generation || m->slots < 1 || m->slots > 2 ||
+    if (m->world < 1 || !m->generation || m->slots < 1 || m->slots > ZS_STORE_SLOTS_MOST ||
         !zs_manifest_same_shape(m, m))
         abort();
     size_t bytes = 0;

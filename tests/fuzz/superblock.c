@@ -17,18 +17,22 @@ size_t fuzz_seed(size_t i, uint8_t *out)
     zs_store_shard shards[] = {{.numel = 5000}, {.numel = 4096, .dtype = ZS_BF16}, {.numel = 0}};
     zs_store_slot slots[] = {{.slot = 1, .crc = {1, 2, 3}}, {.slot = 0}, {.slot = 1}};
     unsigned char header[] = "header";
-    const zs_superblock super = {.fingerprint = 1,
-                                 .sequence = 3,
-                                 .step = 2,
-                                 .chunk_numel = 4096,
-                                 .world = 2,
-                                 .shards = shards,
-                                 .shard_count = 3,
-                                 .slots = slots,
-                                 .chunk_count = 3,
-                                 .header = header,
-                                 .header_bytes = sizeof header};
-    if (i)
+    zs_superblock super = {.fingerprint = 1,
+                           .sequence = 3,
+                           .step = 2,
+                           .chunk_numel = 4096,
+                           .world = 2,
+                           .shards = shards,
+                           .shard_count = 3,
+                           .slots = slots,
+                           .chunk_count = 3,
+                           .header = header,
+                           .header_bytes = sizeof header};
+    if (i == 1) { /* as a store that keeps older commits has it */
+        super.slot_count = 4;
+        slots[0].slot = 3;
+    }
+    if (i > 1)
         return 0;
     zs_superblock_encode(&super, out);
     return (size_t)zs_superblock_bytes(&super);
@@ -49,7 +53,7 @@ static void try_superblock(const uint8_t *data, size_t size)
         return;
     }
     for (size_t i = 0; i < super.chunk_count; i++)
-        if (super.slots[i].slot != 0 && super.slots[i].slot != 1)
+        if (super.slots[i].slot < 0 || super.slots[i].slot >= super.slot_count)
             abort();
     uint64_t bytes = zs_superblock_bytes(&super);
     if (bytes > size)

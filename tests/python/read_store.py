@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the state of a run by docs/format.md alone, with nothing but the standard library:
-read(DIR) is (commit, step, {name: (dtype, master, exp_avg, exp_avg_sq)}), arrays as array("f")."""
+read(DIR[, COMMIT]) is (commit, step, {name: (dtype, master, exp_avg, exp_avg_sq)}), arrays as array("f")."""
 
 import array
 import os
@@ -50,15 +50,15 @@ def superblocks(blob):
     """{number of the commit: (superblock, offset of the first chunk)}"""
     assert blob[:16] == b"zspill states 1\n", "store: label"
     assert struct.pack("<I", crc32c(blob[:32])) == blob[32:36], "store: checksum of the label"
-    room, length = struct.unpack_from("<QQ", blob, 16)
+    room, more, length = struct.unpack_from("<IIQ", blob, 16)
     assert len(blob) >= length
-    found = {}
-    for area in (4096, 4096 + room):
+    found, chunks = {}, 4096 + (2 + more) * room
+    for area in range(4096, chunks, room):
         magic, version, size, crc = struct.unpack_from("<8sIII", blob, area)
         data = bytearray(blob[area : area + size])
         data[16:20] = bytes(4)
         if magic == b"ZSPSUPER" and version == 2 and crc32c(data) == crc:
-            found[struct.unpack_from("<Q", data, 88)[0]] = bytes(data), 4096 + 2 * room
+            found[struct.unpack_from("<Q", data, 88)[0]] = bytes(data), chunks
     return found
 
 
@@ -89,7 +89,7 @@ def shards(blob, superblock, at, keys, rank):
     return out
 
 
-def read(folder):
+def read(folder, commit=None):
     keys, flats = manifest(folder)
     suffix = f".g{keys['generation']}.state" if keys["generation"] > 1 else ".state"
     ranks, blobs = range(keys["world"]), []
@@ -97,7 +97,7 @@ def read(folder):
         with open(os.path.join(folder, f"zspill-rank{rank:05d}{suffix}"), "rb") as file:
             blobs.append(file.read())
     supers = [superblocks(blob) for blob in blobs]
-    commit = max(set.intersection(*(set(found) for found in supers)))
+    commit = commit or max(set.intersection(*(set(found) for found in supers)))
     (step,) = struct.unpack_from("<Q", supers[0][commit][0], 56)
     parts = [shards(blobs[r], *supers[r][commit], keys, r) for r in ranks]
     params = {}

@@ -68,6 +68,21 @@ class StoreFormat(Case):
     def test_ranks_and_bf16(self):
         self.check("--ranks", 3, "--zero-stage", 3, dtype="bf16")
 
+    def test_older_commits(self):
+        options = ("--ranks", 2, "--zero-stage", 2, "--keep", 2, "--durability", "step")
+        state = self.check(*options)
+        newest, _, params = read_store.read(state)
+        states = self.path("older.safetensors")
+        for back in (1, 2):
+            commit, step, older = read_store.read(state, newest - back)
+            self.assertEqual((commit, step), (newest - back, 3 - back))
+            args = ("export", state, "--model", self.config, "--states", states)
+            self.good(*args, "--commit", commit)
+            saved = read_safetensors(states)
+            for name, (_, master, _, _) in older.items():
+                self.assertEqual(floats(saved[f"{name}.master"]).tobytes(), master.tobytes(), name)
+                self.assertNotEqual(master, params[name][1], name)
+
     def test_replicated(self):
         self.check("--ranks", 2, "--zero-stage", 0)
 

@@ -138,7 +138,7 @@ static void test_damaged_lines(void **state)
     refuse_line(5, "world 0", "world, slots and generation must not be 0");
     refuse_line(5, "world 65", "world is 65; at most 64 is possible");
     refuse_line(7, "slots 0", "must not be 0");
-    refuse_line(7, "slots 3", "slots is 3; at most 2");
+    refuse_line(7, "slots 17", "slots is 17; at most 16");
     refuse_line(8, "replicated 2", "replicated is 2; at most 1");
     refuse_line(10, "flat 2 fp8", "dtype 'fp8' is not known");
 }

@@ -77,6 +77,9 @@ static void test_durability(void **state)
     refuse(RUN "--slots 1 --durability every=3", "--slots 1 needs --durability exit");
     refuse(RUN "--slots 1 --offload-optimizer nvme:d", "--slots 1 needs --durability exit");
     refuse(RUN "--slots 3", "--slots 3 is out of range");
+    refuse(RUN "--keep 15", "--keep 15 is out of range: 0 to 14");
+    refuse(RUN "--durability exit --slots 1 --keep 1", "--keep 1 needs --slots 2");
+    refuse(RUN "--resume-commit 3", "--resume-commit needs --resume");
     refuse(RUN "--durability often", "--durability 'often' is none of step|every=N|exit");
     refuse(RUN "--durability every=0", "--durability 0 is out of range: 1 to ");
     refuse(RUN "--durability every=x", "--durability 'x' is not a whole number");

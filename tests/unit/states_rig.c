@@ -286,7 +286,7 @@ zs_status rig_commit(rig *r)
 
 zs_status rig_resume(rig *r, int *found)
 {
-    uint64_t steps[2];
+    uint64_t steps[ZS_STATES_COMMITS_MOST];
     char header[HEADER_BYTES] = {0}, want[HEADER_BYTES];
     size_t bytes = sizeof header;
     ZS_CHECK(zs_states_committed(r->states, steps, found));

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A whole store file: what opens it, and what reads its chunks. An input is the label (64 bytes),
- * the length of superblock A (2 bytes), A, and B; they are put where they belong, and the chunks
- * behind them are always the same. */
+ * the length of superblock A (2 bytes), A, the length of B, B, and C; they are put where they
+ * belong (C only where the label says that there are three), and the chunks behind them are always
+ * the same. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,10 +16,12 @@
 enum {
     LABEL = 64,
     AREA = 12288, /* what the seed's geometry makes of a superblock */
-    CHUNKS_AT = 4096 + 2 * AREA,
-    CHUNK_PAGES = 2 * 3 * 3, /* slots, arrays, chunks: of a page each */
-    FILE_BYTES = CHUNKS_AT + CHUNK_PAGES * 4096,
+    AREAS = 3,    /* at most */
+    HEAD = 4096 + AREAS * AREA,
+    CHUNK_PAGES = AREAS * 3 * 3, /* slots, arrays, chunks: of a page each */
+    FILE_BYTES = HEAD + CHUNK_PAGES * 4096,
     /* docs/format.md */
+    LABEL_MORE = 20,
     LABEL_CRC = 32,
     SUPER_LENGTH = 12,
     SUPER_CRC = 16,
@@ -42,7 +45,7 @@ static void fill_page(float page[1024])
         page[i] = (float)i;
 }
 
-static size_t make_superblock(uint64_t sequence, uint8_t *out)
+static size_t make_superblock(int slot_count, uint64_t sequence, uint8_t *out)
 {
     static unsigned char header[] = "header";
     zs_store_shard shards[] = {
@@ -52,7 +55,7 @@ static size_t make_superblock(uint64_t sequence, uint8_t *out)
     float page[1024];
     fill_page(page);
     for (size_t c = 0; c < 3; c++) {
-        slots[c].slot = (int)(sequence + c) % 2;
+        slots[c].slot = (int)(sequence + c) % slot_count;
         for (int a = 0; a < 3; a++)
             slots[c].crc[a] = zs_crc32c(0, page, shards[chunk_shards[c]].numel * sizeof(float));
     }
@@ -61,7 +64,7 @@ static size_t make_superblock(uint64_t sequence, uint8_t *out)
                                  .commit = sequence,
                                  .step = sequence,
                                  .chunk_numel = 4096,
-                                 .slot_count = 2,
+                                 .slot_count = slot_count,
                                  .world = 2,
                                  .shards = shards,
                                  .shard_count = 4,
@@ -75,16 +78,24 @@ static size_t make_superblock(uint64_t sequence, uint8_t *out)
 
 size_t fuzz_seed(size_t i, uint8_t *out)
 {
-    if (i)
+    const int areas = 2 + (int)i;
+    size_t at = LABEL;
+    if (areas > AREAS)
         return 0;
     memset(out, 0, LABEL);
     memcpy(out, "zspill states 1\n", 16);
-    put(out + 16, AREA, 8);
+    put(out + 16, AREA, 4);
+    put(out + LABEL_MORE, i, 4);
     put(out + 24, FILE_BYTES, 8);
     put(out + LABEL_CRC, zs_crc32c(0, out, LABEL_CRC), 4);
-    size_t a = make_superblock(5, out + LABEL + 2);
-    put(out + LABEL, a, 2);
-    return LABEL + 2 + a + make_superblock(6, out + LABEL + 2 + a);
+    for (int area = 0; area < areas; area++) {
+        const int last = area == AREAS - 1;
+        const size_t bytes = make_superblock(areas, 5 + (uint64_t)area, out + at + (last ? 0 : 2));
+        if (!last)
+            put(out + at, bytes, 2);
+        at += bytes + (last ? 0 : 2);
+    }
+    return at;
 }
 
 static temp_dir dir;
@@ -108,19 +119,47 @@ static int make_file(char **path)
         abort();
     fill_page(page);
     for (int i = 0; i < CHUNK_PAGES; i++)
-        if (pwrite(fd, page, sizeof page, CHUNKS_AT + 4096 * i) != (ssize_t)sizeof page)
+        if (pwrite(fd, page, sizeof page, HEAD + 4096 * i) != (ssize_t)sizeof page)
             abort();
     return fd;
 }
 
-static void lay_out(int fd, const uint8_t *label, const uint8_t *const super[2],
-                    const size_t bytes[2])
+typedef struct parts {
+    uint8_t *super[AREAS];
+    size_t bytes[AREAS];
+} parts;
+
+static parts cut(uint8_t *data, size_t size)
 {
-    static uint8_t head[CHUNKS_AT];
+    parts p = {0};
+    size_t at = LABEL;
+    for (int i = 0; i < AREAS && at < size; i++) {
+        size_t bytes = size - at;
+        if (i < AREAS - 1 && bytes >= 2) {
+            const size_t length = data[at] | (size_t)data[at + 1] << 8;
+            at += 2;
+            bytes = length < size - at ? length : size - at;
+        }
+        p.super[i] = data + at;
+        p.bytes[i] = bytes;
+        at += bytes;
+    }
+    return p;
+}
+
+static void lay_out(int fd, const uint8_t *label, const parts *p)
+{
+    static uint8_t head[HEAD];
+    float page[1024];
     memset(head, 0, sizeof head);
     memcpy(head, label, LABEL);
-    for (int i = 0; i < 2; i++)
-        memcpy(head + 4096 + i * AREA, super[i], bytes[i] < AREA ? bytes[i] : AREA);
+    const int areas = label[LABEL_MORE] ? AREAS : 2;
+    for (int i = 0; i < areas; i++)
+        if (p->bytes[i])
+            memcpy(head + 4096 + i * AREA, p->super[i], p->bytes[i] < AREA ? p->bytes[i] : AREA);
+    fill_page(page);
+    for (size_t at = 4096 + (size_t)areas * AREA; at < HEAD; at += sizeof page)
+        memcpy(head + at, page, sizeof page);
     if (pwrite(fd, head, sizeof head, 0) != (ssize_t)sizeof head)
         abort();
 }
@@ -159,9 +198,9 @@ static int try_store(const char *path)
             abort();
         return 0;
     }
-    uint64_t commits[2];
+    uint64_t commits[ZS_STORE_SLOTS_MOST];
     int count = 0, arrays = 0;
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < store.area_count; i++)
         if (store.whole[i])
             commits[count++] = store.super[i].commit;
     if (!count != !store.exists)
@@ -183,12 +222,10 @@ static void seal(uint8_t *super, size_t bytes)
     put(super + SUPER_CRC, zs_crc32c(crc, super + SUPER_CRC + 4, bytes - SUPER_CRC - 4), 4);
 }
 
-static int try_input(int fd, const char *path, const uint8_t *data, size_t size)
+static int try_input(int fd, const char *path, uint8_t *data, size_t size)
 {
-    const uint8_t *first = data + LABEL + 2;
-    const size_t room = size - LABEL - 2, length = data[LABEL] | (size_t)data[LABEL + 1] << 8;
-    const size_t a = length < room ? length : room;
-    lay_out(fd, data, (const uint8_t *const[2]){first, first + a}, (const size_t[2]){a, room - a});
+    const parts p = cut(data, size);
+    lay_out(fd, data, &p);
     return try_store(path);
 }
 
@@ -199,25 +236,24 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (!path) {
         static uint8_t seed[FUZZ_SEED_MAX];
         fd = make_file(&path);
-        /* Both commits, four shards, three arrays: else nothing below would mean anything. */
-        if (try_input(fd, path, seed, fuzz_seed(0, seed)) != 2 * 4 * 3)
-            abort();
+        /* All commits, four shards, three arrays: else nothing below would mean anything. */
+        for (size_t i = 0; i < 2; i++)
+            if (try_input(fd, path, seed, fuzz_seed(i, seed)) != (2 + (int)i) * 4 * 3)
+                abort();
     }
-    if (size < LABEL + 2)
+    if (size < LABEL)
         return 0;
-    (void)try_input(fd, path, data, size);
-    /* Again with lengths and checksums put right, so that what is behind these checks is reached.
-     */
     uint8_t *copy = malloc(size);
     if (!copy)
         abort();
     memcpy(copy, data, size);
-    uint8_t *first = copy + LABEL + 2;
-    const size_t room = size - LABEL - 2, length = copy[LABEL] | (size_t)copy[LABEL + 1] << 8;
-    const size_t a = length < room ? length : room;
+    (void)try_input(fd, path, copy, size);
+    /* Again with lengths and checksums put right, so that what is behind these checks is reached.
+     */
+    const parts p = cut(copy, size);
     put(copy + LABEL_CRC, zs_crc32c(0, copy, LABEL_CRC), 4);
-    seal(first, a);
-    seal(first + a, room - a);
+    for (int i = 0; i < AREAS; i++)
+        seal(p.super[i], p.bytes[i]);
     (void)try_input(fd, path, copy, size);
     free(copy);
     return 0;

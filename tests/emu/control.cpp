@@ -285,8 +285,8 @@ __attribute__((destructor)) static void report_leaks()
 {
     if (!emu_setting("ZS_EMU_LEAKS", 0) || !open_objects())
         return;
-    const char *const names[EMU_OBJECTS] = {"allocations", "pinned ranges", "streams", "events",
-                                            "communicators"};
+    const char *const names[EMU_OBJECTS] = {"allocations", "pinned ranges", "streams",
+                                            "events",      "communicators", "cuBLAS handles"};
     fputs("emulated CUDA: left open at the end:", stderr);
     for (int i = 0; i < EMU_OBJECTS; i++)
         if (objects[i].load(std::memory_order_relaxed))

@@ -62,6 +62,7 @@ std::string emu_fields(const char *format, ...) __attribute__((format(printf, 1,
 /* run is not called on a device that ended, nor when dry. */
 void emu_enqueue(cudaStream_t stream, const emu_record &record, std::function<void()> run);
 int emu_stream_device(cudaStream_t stream);
+uint64_t emu_stream_number(cudaStream_t stream);
 /* Waits for all that is queued on a device. */
 void emu_synchronize(int device);
 
@@ -88,7 +89,15 @@ void emu_launch_queue(const emu_launched &launch, std::function<void()> thread);
 
 /* ---- objects that have to be closed ---- */
 
-enum emu_object { EMU_ALLOCATIONS, EMU_PINNED, EMU_STREAMS, EMU_EVENTS, EMU_COMMS, EMU_OBJECTS };
+enum emu_object {
+    EMU_ALLOCATIONS,
+    EMU_PINNED,
+    EMU_STREAMS,
+    EMU_EVENTS,
+    EMU_COMMS,
+    EMU_CUBLAS_HANDLES,
+    EMU_OBJECTS
+};
 /* change: 1 opened, -1 closed. */
 void emu_object_count(emu_object object, int change);
 

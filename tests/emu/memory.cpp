@@ -191,13 +191,18 @@ extern "C" cudaError_t cudaFree(void *ptr)
 {
     if (!ptr)
         return cudaSuccess;
-    emu_synchronize(EMU_ANY_DEVICE);
+    int device;
     prepare();
+    {
+        Guard guard;
+        auto found = live->find((char *)ptr);
+        if (found == live->end() || found->second.pinned)
+            emu_die("cudaFree of a pointer that cudaMalloc did not give, or of a freed one");
+        device = found->second.device;
+    }
+    emu_synchronize(device);
     Guard guard;
     auto found = live->find((char *)ptr);
-    if (found == live->end() || found->second.pinned)
-        emu_die("cudaFree of a pointer that cudaMalloc did not give, or of a freed one");
-    const int device = found->second.device;
     used[device] -= found->second.bytes;
     char *first = (char *)((uintptr_t)twin_of(ptr) & ~(PAGE - 1));
     const size_t pages =
@@ -234,7 +239,7 @@ extern "C" cudaError_t cudaHostRegister(void *ptr, size_t bytes, unsigned flags)
 
 extern "C" cudaError_t cudaHostUnregister(void *ptr)
 {
-    emu_synchronize(EMU_ANY_DEVICE);
+    emu_synchronize(emu_device());
     prepare();
     Guard guard;
     auto found = live->find((char *)ptr);

@@ -8,8 +8,9 @@
  *   memset        "bytes"
  *   record, wait  "event": a number that stands for one recording, not for the event object
  *   gemm          "m", "n", "k", "batch", "bytes": read and written
- *   nccl          "kind", "bytes": of the send or receive buffer, the larger; "comm", "ranks"
- *   event_sync, stream_sync, malloc   the host waits; "event" or "of"
+ *   nccl          "kind", "bytes": of the send or receive buffer, the larger; "ranks"
+ *   group         "operations": so many of the "nccl" before it on this stream begin here, together
+ *   event_sync, stream_sync   the host waits; "event" or "of"
  *
  * Recording takes a lock, which hides races from ThreadSanitizer. */
 #include <cstdio>

@@ -167,24 +167,32 @@ int emu_stream_device(cudaStream_t stream)
     return stream->device;
 }
 
-/* The host waits until the stream has come this far. */
-static void catch_up(cudaStream_t stream)
+uint64_t emu_stream_number(cudaStream_t stream)
+{
+    check(stream);
+    return stream->number;
+}
+
+/* What is done when the stream has come this far. */
+static Record *mark(cudaStream_t stream)
 {
     Record *record = new_record();
     stream->push([record] { finish(record); }, true);
-    await(record);
+    return record;
 }
 
 void emu_synchronize(int device)
 {
-    std::vector<cudaStream_t> all;
+    std::vector<Record *> marks;
     {
+        /* Others may close their streams meanwhile. */
         std::lock_guard<std::mutex> guard(streams_lock);
-        all = streams;
+        for (auto stream : streams)
+            if (stream->device == device)
+                marks.push_back(mark(stream));
     }
-    for (auto stream : all)
-        if (device == EMU_ANY_DEVICE || stream->device == device)
-            catch_up(stream);
+    for (Record *each : marks)
+        await(each);
 }
 
 static cudaError_t of_device(int device)
@@ -232,7 +240,7 @@ extern "C" cudaError_t cudaStreamSynchronize(cudaStream_t stream)
             stream->device, 0,
             {"stream_sync", emu_fields("\"of\":%llu", (unsigned long long)stream->number)});
     if (!emu_fails(EMU_STREAM_SYNC, stream->device))
-        catch_up(stream);
+        await(mark(stream));
     return of_device(stream->device);
 }
 

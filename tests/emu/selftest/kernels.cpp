@@ -1,20 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Kernels that are right give the right numbers, in any order of threads. */
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <vector>
-
 #include "tests/emu/kernel.h"
-
-static void check(bool ok, const char *what)
-{
-    if (!ok) {
-        fprintf(stderr, "FAILED: %s\n", what);
-        exit(1);
-    }
-}
-#define CHECK(condition) check(condition, #condition)
+#include "tests/emu/selftest/check.h"
 
 struct Scale {
     float factor;
@@ -89,21 +76,6 @@ __global__ void votes(unsigned *ballot, int *any, float *largest)
 
 static cudaStream_t stream;
 
-template <class T> static T *on_device(const std::vector<T> &from)
-{
-    void *ptr;
-    CHECK(cudaMalloc(&ptr, from.size() * sizeof(T)) == cudaSuccess);
-    std::memcpy(emu_pointer(ptr), from.data(), from.size() * sizeof(T));
-    return (T *)ptr;
-}
-
-template <class T> static std::vector<T> from_device(T *ptr, size_t count)
-{
-    CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
-    const T *twin = (const T *)emu_pointer(ptr);
-    return std::vector<T>(twin, twin + count);
-}
-
 static void numbers_are_right()
 {
     enum { N = 4096 };
@@ -118,11 +90,11 @@ static void numbers_are_right()
     unsigned *arrived = on_device(std::vector<unsigned>(1));
     ZS_LAUNCH(scale, 3, 96, 0, stream, (float4 *)dx, N / 4, Scale{2});
     ZS_LAUNCH(sum, 8, 128, 0, stream, out, partial, arrived, dx, N);
-    CHECK(from_device(out, 1)[0] == expected);
+    CHECK(from_device(stream, out, 1)[0] == expected);
 
     float *reversed = on_device(x);
     ZS_LAUNCH((reverse<float, 2>), dim3(1, N / 64), 32, 64 * sizeof(float), stream, reversed, dx);
-    std::vector<float> y = from_device(reversed, N);
+    std::vector<float> y = from_device(stream, reversed, N);
     for (int i = 0; i < N; i++)
         CHECK(y[i] == 2 * x[i / 64 * 64 + 63 - i % 64]);
 
@@ -130,9 +102,12 @@ static void numbers_are_right()
     int *any = on_device(std::vector<int>(64));
     float *largest = on_device(std::vector<float>(1));
     ZS_LAUNCH(votes, 1, 64, 0, stream, ballot, any, largest);
-    CHECK(from_device(ballot, 64)[5] == 0x49249249);
-    CHECK(from_device(any, 64)[0] == 1 + 2 && from_device(any, 64)[40] == 1 + 4);
-    CHECK(from_device(largest, 1)[0] == 63);
+    CHECK(from_device(stream, ballot, 64)[5] == 0x49249249);
+    CHECK(from_device(stream, any, 64)[0] == 1 + 2 && from_device(stream, any, 64)[40] == 1 + 4);
+    CHECK(from_device(stream, largest, 1)[0] == 63);
+    for (void *ptr :
+         std::initializer_list<void *>{dx, out, partial, arrived, reversed, ballot, any, largest})
+        CHECK(cudaFree(ptr) == cudaSuccess);
 }
 
 __global__ void nothing()
@@ -165,7 +140,7 @@ static void launches_are_refused()
 
 int main()
 {
-    CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+    stream = new_stream();
     numbers_are_right();
     launches_are_refused();
     CHECK(cudaStreamDestroy(stream) == cudaSuccess);

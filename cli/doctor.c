@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* zspill doctor: what this machine offers for training, and how to get what is missing. */
 #include <cblas.h>
-#include <dlfcn.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +15,7 @@
 #include "base/status.h"
 #include "base/util.h"
 #include "cli/cli.h"
+#include "device/cuda.h"
 #include "io/io.h"
 #include "kernels/kernels.h"
 #include "zspill.h"
@@ -105,12 +105,27 @@ static void say_engines(void)
 
 static void say_gpus(void)
 {
-    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    int node = access("/dev/nvidia0", F_OK) == 0;
-    say("GPUs", "none used: this build has no CUDA backend (libcuda.so.1 %s, /dev/nvidia0 %s)",
-        driver ? "is there" : "is not there", node ? "is there" : "is not there");
-    if (driver)
-        dlclose(driver);
+    const zs_cuda_plugin *cuda;
+    int count;
+    if (zs_cuda_open(&cuda) != ZS_OK) {
+        say("CUDA", "not usable: %s", zs_last_error());
+        return;
+    }
+    say("CUDA", "plug-in found: %s", cuda->build);
+    if (cuda->device_count(&count) != ZS_OK)
+        say("GPUs", "none: %s; fix: NVIDIA's driver, until nvidia-smi lists the GPUs",
+            zs_last_error());
+    else if (!count)
+        say("GPUs", "none is seen; CUDA_VISIBLE_DEVICES, or the container, may hide them");
+    for (int i = 0; i < count; i++) {
+        zs_cuda_info info;
+        char memory[16];
+        if (cuda->device_info(i, &info) == ZS_OK)
+            say(i ? "" : "GPUs", "cuda:%d is %s: compute capability %d.%d, %s", i, info.name,
+                info.major, info.minor, zs_format_bytes(info.total_bytes, memory));
+        else
+            say(i ? "" : "GPUs", "cuda:%d cannot be asked: %s", i, zs_last_error());
+    }
 }
 
 /* In a child: MPI libraries write to standard error, end the process when they fail, and cannot be

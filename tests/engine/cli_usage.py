@@ -92,7 +92,7 @@ class Usage(Case):
             "io_uring",
             "O_DIRECT",
             "disk speed",
-            "GPUs",
+            "CUDA",
             "MPI",
             "BLAS",
         ):
@@ -103,6 +103,27 @@ class Usage(Case):
         self.assertIn(self.path("missing"), done.stderr)
         self.bad(2, "'--sise' is not an option", "doctor", "--sise", 3)
         self.bad(2, "'-3' is no size in mebibytes", "doctor", "--size", "-3")
+
+    def test_doctor_sees_devices(self):
+        emulated = os.path.join(os.environ["ZSPILL_BUILD_ROOT"], "tests/emu/libzspill-cuda.so")
+        if not os.path.exists(emulated):
+            self.skipTest("the emulated CUDA plug-in is not built")
+        for library, count, lines in (
+            (emulated, "2", ("CUDA .*: emulation", "GPUs .*cuda:0 is emulated", " +cuda:1 is ")),
+            (emulated, "0", ("CUDA .*: emulation", "GPUs .*CUDA_VISIBLE_DEVICES")),
+            ("/does/not/exist", "2", ("CUDA .*not usable: ZSPILL_CUDA_LIB=/does/not/exist",)),
+        ):
+            env = dict(os.environ, ZSPILL_CUDA_LIB=library, ZS_EMU_DEVICES=count)
+            done = subprocess.run(
+                [PROGRAM, "doctor", "--size", "0", self.dir],
+                env=env,
+                stdout=subprocess.PIPE,
+                text=True,
+                timeout=60,
+            )
+            self.assertEqual(done.returncode, 0)
+            for line in lines:
+                self.assertRegex(done.stdout, f"(?m)^{line}")
 
     def test_standard_output_full(self):
         with open("/dev/full", "w") as full:

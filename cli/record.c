@@ -173,8 +173,7 @@ static zs_status compare(const zs_record *stored, const zs_record *mine)
     return ZS_OK;
 }
 
-zs_status zs_record_unpack(const char *text, size_t bytes, const char *where, const zs_record *mine,
-                           zs_record *out)
+zs_status zs_record_unpack(const char *text, size_t bytes, const zs_record *mine, zs_record *out)
 {
     zs_status status = ZS_OK;
     zs_json_watch();
@@ -192,5 +191,5 @@ zs_status zs_record_unpack(const char *text, size_t bytes, const char *where, co
         status = compare(out, mine);
     }
     json_decref(root);
-    return status == ZS_OK ? ZS_OK : zs_fail_prefix(status, "cannot resume from %s: ", where);
+    return status;
 }

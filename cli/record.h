@@ -22,9 +22,8 @@ zs_status zs_record_init(zs_record *record, const zs_options *options,
                          const zs_model_config *config, const zs_data *data, int world);
 /* A JSON text with its NUL into text, which holds ZS_USER_BYTES_MAX. */
 zs_status zs_record_pack(const zs_record *record, char *text, size_t *bytes);
-/* The record stored in `where`, if it is one of the same run as `mine`; else ZS_ERR_MISMATCH says
- * in which option they differ. */
-zs_status zs_record_unpack(const char *text, size_t bytes, const char *where, const zs_record *mine,
-                           zs_record *out);
+/* The stored record, if it is one of the same run as `mine`; else ZS_ERR_MISMATCH says in which
+ * option they differ. */
+zs_status zs_record_unpack(const char *text, size_t bytes, const zs_record *mine, zs_record *out);
 
 #endif

@@ -176,19 +176,37 @@ static zs_status save_state(rank *r)
     return ZS_OK;
 }
 
+/* The record of the run whose state is there, refused before anything of it is taken up when it is
+ * another's: a change of shape rewrites the files. */
+static zs_status check_record(rank *r, int *found)
+{
+    const zs_run *run = r->run;
+    char text[ZS_USER_BYTES_MAX];
+    size_t bytes = sizeof(text);
+    ZS_CHECK(zs_state_peek(r->engine, found, text, &bytes));
+    if (!*found)
+        return ZS_OK;
+    ZS_CHECK(zs_record_unpack(text, bytes, &run->record, &r->record));
+    if (r->record.step > run->steps)
+        return zs_fail(ZS_ERR_ARG,
+                       "it is at step %llu, and --steps is %llu: give at least as many, or "
+                       "--resume-commit with an older commit, if one was kept (zspill inspect)",
+                       (unsigned long long)r->record.step, (unsigned long long)run->steps);
+    return ZS_OK;
+}
+
 /* Takes up the run's state, or the weights that it starts from. */
 static zs_status start(rank *r)
 {
     const zs_run *run = r->run;
     if (r->options->resume && run->state_dir) {
-        char text[ZS_USER_BYTES_MAX];
-        size_t bytes = sizeof(text);
         int found = 0;
-        zs_status status = zs_state_resume(r->engine, &found, text, &bytes);
+        zs_status status = check_record(r, &found);
+        if (status == ZS_OK)
+            status = zs_state_resume(r->engine, &found, NULL, NULL);
         if (status != ZS_OK)
             return zs_fail_prefix(status, "cannot resume from %s: ", run->state_dir);
         if (found) {
-            ZS_CHECK(zs_record_unpack(text, bytes, run->state_dir, &run->record, &r->record));
             r->saved = r->record.step;
             /* From now on, and not only from the next commit on, this is where the run is. */
             return r->options->resume_commit ? save_state(r) : ZS_OK;

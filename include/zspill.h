@@ -434,6 +434,11 @@ ZS_API zs_status zs_state_commit(zs_engine *engine, const void *user, size_t use
  * changed. user gets up to *user_bytes bytes; *user_bytes becomes the number stored. Ends with the
  * weights published. */
 ZS_API zs_status zs_state_resume(zs_engine *engine, int *found, void *user, size_t *user_bytes);
+/* What zs_state_resume would give as found and user, and nothing else: no weight and no file
+ * changes. For callers that must agree with what they wrote there before the state is taken up: a
+ * resume in another shape (world, stage, tier, dtype, chunk_numel) rewrites the files. Not
+ * collective. */
+ZS_API zs_status zs_state_peek(zs_engine *engine, int *found, void *user, size_t *user_bytes);
 
 /* ---- ledger ---- */
 

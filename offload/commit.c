@@ -257,7 +257,8 @@ static zs_status fail_not_kept(const zs_store *store, uint64_t commit)
     return zs_store_fail_not_kept(store->path, commit, kept, zs_store_kept(store, kept));
 }
 
-zs_status zs_states_resume(zs_states *states, uint64_t commit, void *header, size_t *header_bytes)
+/* The superblock of a commit that can be taken up. */
+static zs_status find_resumable(zs_states *states, uint64_t commit, const zs_superblock **out)
 {
     ZS_CHECK(need_store(states));
     zs_store *store = &states->store;
@@ -275,7 +276,29 @@ zs_status zs_states_resume(zs_states *states, uint64_t commit, void *header, siz
             store->path, (unsigned long long)super->fingerprint,
             (unsigned long long)states->config.fingerprint);
     ZS_CHECK(check_run(states, super));
-    ZS_CHECK(zs_store_check_clean(store));
+    *out = super;
+    return zs_store_check_clean(store);
+}
+
+static void give_header(const zs_superblock *super, void *header, size_t *header_bytes)
+{
+    if (header)
+        memcpy(header, super->header, ZS_MIN(*header_bytes, super->header_bytes));
+    *header_bytes = super->header_bytes;
+}
+
+zs_status zs_states_header(zs_states *states, uint64_t commit, void *header, size_t *header_bytes)
+{
+    const zs_superblock *super = NULL;
+    ZS_CHECK(find_resumable(states, commit, &super));
+    give_header(super, header, header_bytes);
+    return ZS_OK;
+}
+
+zs_status zs_states_resume(zs_states *states, uint64_t commit, void *header, size_t *header_bytes)
+{
+    const zs_superblock *super = NULL;
+    ZS_CHECK(find_resumable(states, commit, &super));
 
     /* From here on what was in memory is gone, whatever comes. */
     zs_ring_abandon(states);
@@ -290,9 +313,7 @@ zs_status zs_states_resume(zs_states *states, uint64_t commit, void *header, siz
     }
     ZS_CHECK(zs_pass_run(states, &pass));
     states->lineage = super->lineage;
-    if (header)
-        memcpy(header, super->header, ZS_MIN(*header_bytes, super->header_bytes));
-    *header_bytes = super->header_bytes;
+    give_header(super, header, header_bytes);
     states->broken = 0;
     return ZS_OK;
 }

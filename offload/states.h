@@ -118,5 +118,8 @@ zs_status zs_states_adopt(zs_states *states, uint64_t commit);
  * and checksums, and leaves master and moments as committed (resident ones are loaded). header gets
  * at most *header_bytes bytes; *header_bytes becomes the number stored. */
 zs_status zs_states_resume(zs_states *states, uint64_t commit, void *header, size_t *header_bytes);
+/* The header alone: what zs_states_resume would refuse, but for checksums, is refused here; nothing
+ * changes. */
+zs_status zs_states_header(zs_states *states, uint64_t commit, void *header, size_t *header_bytes);
 
 #endif

@@ -310,6 +310,9 @@ zs_status zs_state_decode(zs_engine *e, const void *header, size_t header_bytes,
 /* zero/reshape.c. Takes over the newest commit of another shape, which e->manifest describes, into
  * masters, moments and working copies of the held part. Not collective. */
 zs_status zs_reshape_load(zs_engine *e, void *user, size_t *user_bytes);
+/* What the engine keeps beside that commit (zero/header.h), at most *header_bytes of it;
+ * *header_bytes becomes the number stored. */
+zs_status zs_reshape_header(const zs_engine *e, void *header, size_t *header_bytes);
 
 /* zero/weights.c. Brings working copies of the held part to where the tier keeps them and, at
  * stages 1 and 2, to all ranks. */

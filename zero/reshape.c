@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Taking over state that another world, stage, dtype or chunk length left: parameters are found by
  * name in what was saved, and each rank reads the chunks that hold its own parts. */
+#include <string.h>
+
 #include "base/util.h"
 #include "zero/engine.h"
 #include "zero/saved.h"
@@ -39,13 +41,33 @@ static zs_status move_all(zs_engine *e, zs_saved *saved)
     return zs_states_flush(e->states);
 }
 
+static zs_status open_saved(const zs_engine *e, zs_saved **out)
+{
+    return zs_saved_open(e->config.state_dir, e->manifest, 0, &e->log, e->config.resume_commit,
+                         out);
+}
+
+zs_status zs_reshape_header(const zs_engine *e, void *header, size_t *header_bytes)
+{
+    zs_status status;
+    zs_saved *saved = NULL;
+    zs_store_reader *reader;
+    ZS_TRY(open_saved(e, &saved));
+    ZS_TRY(zs_saved_rank(saved, 0, &reader));
+    const zs_superblock *super = zs_store_reader_super(reader);
+    memcpy(header, super->header, ZS_MIN(*header_bytes, super->header_bytes));
+    *header_bytes = super->header_bytes;
+fail:
+    zs_saved_close(&saved);
+    return status;
+}
+
 zs_status zs_reshape_load(zs_engine *e, void *user, size_t *user_bytes)
 {
     zs_status status;
     zs_saved *saved = NULL;
     zs_store_reader *reader;
-    ZS_TRY(zs_saved_open(e->config.state_dir, e->manifest, 0, &e->log, e->config.resume_commit,
-                         &saved));
+    ZS_TRY(open_saved(e, &saved));
     ZS_TRY(move_all(e, saved));
     ZS_TRY(zs_saved_rank(saved, 0, &reader));
     const zs_superblock *super = zs_store_reader_super(reader);

@@ -42,6 +42,13 @@ static zs_status encode(const zs_engine *e, const void *user, size_t user_bytes,
     return status;
 }
 
+static void give_user(const zs_header *header, void *user, size_t *user_bytes)
+{
+    if (user && *user_bytes)
+        memcpy(user, header->user, ZS_MIN(*user_bytes, header->user_bytes));
+    *user_bytes = header->user_bytes;
+}
+
 zs_status zs_state_decode(zs_engine *e, const void *data, size_t bytes, void *user,
                           size_t *user_bytes)
 {
@@ -57,9 +64,7 @@ zs_status zs_state_decode(zs_engine *e, const void *data, size_t bytes, void *us
             e->loss_scale = header.loss_scale;
         for (size_t i = 0; i < e->param_count; i++)
             e->params[i].steps = header.steps[i];
-        if (user && *user_bytes)
-            memcpy(user, header.user, ZS_MIN(*user_bytes, header.user_bytes));
-        *user_bytes = header.user_bytes;
+        give_user(&header, user, user_bytes);
     }
     free(header.steps);
     return status;
@@ -335,13 +340,17 @@ zs_status zs_state_settle(zs_engine *e)
                            zs_states_adopt(e->states, e->in_force));
 }
 
+static uint64_t wanted_commit(const zs_engine *e)
+{
+    return e->config.resume_commit ? e->config.resume_commit : e->in_force;
+}
+
 static zs_status load(zs_engine *e, void *user, size_t *user_bytes)
 {
     unsigned char data[ZS_STATES_HEADER_MAX];
     size_t bytes = sizeof data;
     const uint64_t greatest = e->commit;
-    const uint64_t commit = e->config.resume_commit ? e->config.resume_commit : e->in_force;
-    ZS_CHECK(zs_states_resume(e->states, commit, data, &bytes));
+    ZS_CHECK(zs_states_resume(e->states, wanted_commit(e), data, &bytes));
     ZS_CHECK(zs_state_decode(e, data, ZS_MIN(bytes, sizeof data), user, user_bytes));
     /* A number that a rank gave to a commit which is abandoned now is not given again. */
     e->commit = greatest;
@@ -392,20 +401,47 @@ static zs_status resume(zs_engine *e, void *user, size_t *user_bytes)
     return zs_weights_spread(e);
 }
 
-zs_status zs_state_resume(zs_engine *e, int *found, void *user, size_t *user_bytes)
+/* Whether there is state; *user_bytes is made one that can be written. */
+static zs_status look(zs_engine *e, const char *what, int *found, size_t **user_bytes, size_t *none)
 {
-    size_t none = 0;
-    ZS_CHECK(need_store(e, "zs_state_resume"));
+    ZS_CHECK(need_store(e, what));
     if (!found)
-        return zs_fail(ZS_ERR_ARG, "zs_state_resume: found is NULL");
-    if (!user_bytes)
-        user_bytes = &none;
+        return zs_fail(ZS_ERR_ARG, "%s: found is NULL", what);
+    if (!*user_bytes)
+        *user_bytes = none;
     *found = e->manifest != NULL;
     if (!*found && e->config.resume_commit)
         return zs_fail(ZS_ERR_ARG, "'%s' holds no state to take commit %llu from",
                        e->config.state_dir, (unsigned long long)e->config.resume_commit);
-    if (*found)
-        return zs_engine_break(e, resume(e, user, user_bytes));
-    *user_bytes = 0;
+    if (!*found)
+        **user_bytes = 0;
     return ZS_OK;
+}
+
+zs_status zs_state_peek(zs_engine *e, int *found, void *user, size_t *user_bytes)
+{
+    unsigned char data[ZS_STATES_HEADER_MAX];
+    size_t bytes = sizeof data, none = 0;
+    zs_header header = {0};
+    ZS_CHECK(look(e, "zs_state_peek", found, &user_bytes, &none));
+    if (!*found)
+        return ZS_OK;
+    if (e->manifest->generation != e->own->generation)
+        ZS_CHECK(zs_reshape_header(e, data, &bytes));
+    else
+        ZS_CHECK(zs_states_header(e->states, wanted_commit(e), data, &bytes));
+    header.param_count = e->param_count;
+    ZS_CHECK(counts(e, &header.steps));
+    const zs_status status = zs_header_decode(data, ZS_MIN(bytes, sizeof data), &header);
+    if (status == ZS_OK)
+        give_user(&header, user, user_bytes);
+    free(header.steps);
+    return status;
+}
+
+zs_status zs_state_resume(zs_engine *e, int *found, void *user, size_t *user_bytes)
+{
+    size_t none = 0;
+    ZS_CHECK(look(e, "zs_state_resume", found, &user_bytes, &none));
+    return *found ? zs_engine_break(e, resume(e, user, user_bytes)) : ZS_OK;
 }

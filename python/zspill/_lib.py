@@ -221,6 +221,7 @@ _CALLS = {
     "zs_grad_norm": [c_void_p, c_double, POINTER(c_double)],
     "zs_step": [c_void_p, POINTER(StepConfig), POINTER(StepInfo)],
     "zs_state_commit": [c_void_p, c_void_p, c_size_t],
+    "zs_state_peek": [c_void_p, POINTER(c_int), c_void_p, POINTER(c_size_t)],
     "zs_state_resume": [c_void_p, POINTER(c_int), c_void_p, POINTER(c_size_t)],
     "zs_memory_report": [c_void_p, POINTER(MemoryRow), c_size_t, POINTER(c_size_t)],
     "zs_memory_note": [c_void_p, c_int, c_char_p, c_int64],

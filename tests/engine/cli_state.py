@@ -30,10 +30,27 @@ class State(StateCase):
             self.assertIn("resumed at step 2", done.stdout)
             self.assertEqual(self.export("states"), before)
         self.assertIn("1 slot(s) a chunk", self.good("inspect", self.path("states")).stdout)
-        done = run(*self.nvme("--resume", "--ranks", 1, steps=5))
-        self.assertEqual(done.returncode, 1)
-        self.assertIn("the global batch (ranks x micro-batch x grad-accum) was 4, now 2", done.stderr)
+        # What is refused has not taken the files over into its own shape.
+        files = self.contents("states")
+        for message, more, steps in (
+            ("the global batch (ranks x micro-batch x grad-accum) was 4, now 2", ("--ranks", 1), 5),
+            ("--seed was 0, now 7", ("--ranks", 1, "--micro-batch", 4, "--seed", 7), 5),
+            ("it is at step 2, and --steps is 1", ("--ranks", 4, "--micro-batch", 1), 1),
+            ("it is at step 2, and --steps is 1", (), 1),
+        ):
+            done = run(*self.nvme("--resume", *more, steps=steps))
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(message, done.stderr)
+            self.assertEqual(self.contents("states"), files)
         self.assertEqual(self.export("states"), before)
+
+    def contents(self, states):
+        files = {}
+        for name in os.listdir(self.path(states)):
+            with open(self.path(states, name), "rb") as file:
+                blob = file.read()
+            files[name] = blob
+        return files
 
     def test_resume_in_another_place(self):
         whole = self.small("--steps", 6, *STATE_SHAPE, out="whole")

@@ -70,14 +70,15 @@ void prepare()
     (void)mapped;
 }
 
-/* The allocation that holds ptr, or ends there: a kernel may get the end of an array. */
+/* The allocation that holds ptr. Device memory may end there: kernels get the ends of arrays. */
 const std::pair<char *const, Allocation> *find(const void *ptr)
 {
     auto after = live->upper_bound((char *)ptr);
     if (after == live->begin())
         return nullptr;
     --after;
-    return (const char *)ptr <= after->first + after->second.bytes ? &*after : nullptr;
+    const char *end = after->first + after->second.bytes + !after->second.pinned;
+    return (const char *)ptr < end ? &*after : nullptr;
 }
 
 char *twin_of(const void *ptr)

@@ -9,7 +9,6 @@
 #include <cstring>
 #include <linux/futex.h>
 #include <mutex>
-#include <semaphore.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <thread>
@@ -47,16 +46,26 @@ struct Record {
     uint64_t number;
 };
 
+static void wake(std::atomic<int> *word)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+static void sleep_while(std::atomic<int> *word, int value)
+{
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+}
+
 static void finish(Record *record)
 {
     record->done.store(1, std::memory_order_release);
-    syscall(SYS_futex, &record->done, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+    wake(&record->done);
 }
 
 static void await(Record *record)
 {
     while (!record->done.load(std::memory_order_acquire))
-        syscall(SYS_futex, &record->done, FUTEX_WAIT_PRIVATE, 0, nullptr, nullptr, 0);
+        sleep_while(&record->done, 0);
 }
 
 static Record *new_record()
@@ -81,7 +90,7 @@ struct CUstream_st {
     int device;
     uint64_t number;
     std::mutex producers;
-    sem_t ready;
+    std::atomic<int> pushed{0}; /* not a semaphore: that would order later pushes before this one */
     Node *first = new_node({}, true), *last = first;
     std::thread thread;
 
@@ -92,7 +101,6 @@ struct CUstream_st {
 
     CUstream_st(int device, uint64_t number) : device(device), number(number)
     {
-        sem_init(&ready, 0, 0);
         thread = std::thread([this] { work(); });
     }
 
@@ -103,7 +111,19 @@ struct CUstream_st {
         Node *node = new_node(std::move(run), always);
         last->next.store(node, std::memory_order_release);
         last = node;
-        sem_post(&ready);
+        pushed.fetch_add(1, std::memory_order_relaxed);
+        wake(&pushed);
+    }
+
+    Node *next_of(Node *node)
+    {
+        for (;;) {
+            const int seen = pushed.load(std::memory_order_relaxed);
+            std::atomic_signal_fence(std::memory_order_seq_cst);
+            if (Node *next = node->next.load(std::memory_order_acquire))
+                return next;
+            sleep_while(&pushed, seen);
+        }
     }
 
     void work()
@@ -111,12 +131,7 @@ struct CUstream_st {
         static const size_t jitter = emu_setting("ZS_EMU_JITTER", 0);
         unsigned state = (unsigned)(number * 7919 + jitter);
         for (Node *node = first;;) {
-            while (sem_wait(&ready)) {
-            }
-            Node *next;
-            while (!(next = node->next.load(std::memory_order_acquire))) {
-            }
-            node = next;
+            node = next_of(node);
             if (!node->run)
                 return;
             if (jitter) {
@@ -259,7 +274,6 @@ extern "C" cudaError_t cudaStreamDestroy(cudaStream_t stream)
     const int device = stream->device;
     stream->push(nullptr, true);
     stream->thread.join();
-    sem_destroy(&stream->ready);
     delete stream;
     emu_object_count(EMU_STREAMS, -1);
     return of_device(device);

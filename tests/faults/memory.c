@@ -3,8 +3,8 @@
  * after it. The call that met it says so, nothing crashes, nothing leaks (the address sanitizer's
  * build looks for that), descriptors are closed, and what was committed last is there.
  *
- * The linker sends the library's allocations to the functions named __wrap_... here (meson.build
- * lists them). */
+ * With ZSPILL_MEMORY_SHOW set each message is printed. The linker sends the library's allocations
+ * to the functions named __wrap_... here (meson.build lists them). */
 #include <dirent.h>
 #include <errno.h>
 #include <pthread.h>
@@ -20,6 +20,7 @@
 
 #include <cmocka.h>
 
+#include "base/util.h"
 #include "io/io.h"
 #include "unit/temp.h"
 #include "zspill.h"
@@ -328,12 +329,6 @@ static void check_failure(const run *r)
         fprintf(stderr, "%ld: %s\n", r->fail_at, text);
 }
 
-static void check_same(const outcome *a, const outcome *b, const run *r, const char *when)
-{
-    if (memcmp(a, b, sizeof *a) != 0)
-        fail_msg("%s: allocation %ld: %s: other bits", r->scenario->name, r->fail_at, when);
-}
-
 /* With one slot a run that ends after it began to write has left no state, and says so. */
 static int is_written_over(const run *r)
 {
@@ -350,56 +345,54 @@ static void clear(const temp_dir *dir)
     closedir(entries);
 }
 
-/* One run of each shape, the second one going on where the first one was, with allocation n of
- * shape `broken` failing. Whether there was such an allocation. */
-static int run_short_of_memory(const scenario *s, int broken, long n, int for_good,
+/* With memory again: from the last commit, or from the start, to the same end. */
+static void check_afterwards(const run *broken, uint64_t committed, const outcome *expected,
+                             outcome *have, const temp_dir *dir)
+{
+    const scenario *s = broken->scenario;
+    run r = {.scenario = s, .shape = 1, .steps = STEPS, .commits = broken->commits, .out = have};
+    memset(have, 0, sizeof *have);
+    run_it(&r);
+    if (is_written_over(&r)) {
+        clear(dir);
+        run_it(&r);
+        committed = 0;
+    }
+    expect_ok(&r, "afterwards");
+    if (r.begun < committed)
+        fail_msg("%s: allocation %ld: step %d was committed, %d is left", s->name, broken->fail_at,
+                 (int)committed, (int)r.begun);
+    if (memcmp(have, expected, sizeof *have) != 0)
+        fail_msg("%s: allocation %ld: afterwards: other bits", s->name, broken->fail_at);
+}
+
+/* A step in each shape up to `shape`, each going on where the one before it was; in the last one
+ * allocation n fails. Whether there was such an allocation. */
+static int run_short_of_memory(const scenario *s, int shape, long n, int for_good,
                                const outcome *expected, outcome *have, const temp_dir *dir)
 {
     const int durable = s->shape[0].state_dir != NULL;
-    uint64_t committed = 0;
-    int fired = 0, ran_through = 0;
-    for (int shape = 0; shape <= broken && (shape == broken || durable); shape++) {
-        run r = {.scenario = s, .shape = shape, .steps = 1 + shape, .commits = durable};
-        if (shape == broken) {
-            r.fail_at = n;
-            r.for_good = for_good;
-        }
-        const int descriptors = count_descriptors();
+    for (int before = 0; before < shape; before++) {
+        run r = {.scenario = s, .shape = before, .steps = before + 1, .commits = durable};
         run_it(&r);
-        if (count_descriptors() != descriptors)
-            fail_msg("%s: allocation %ld: descriptors stay open", s->name, n);
-        if (r.committed)
-            committed = r.committed;
-        if (shape < broken) {
-            expect_ok(&r, "before");
-            continue;
-        }
-        fired = r.fired;
-        ran_through = r.status[s->world - 1] == ZS_OK;
-        if (ran_through)
-            expect_ok(&r, "went on");
-        else
-            check_failure(&r);
+        expect_ok(&r, "before");
     }
-    if (fired || ran_through) {
-        /* With memory again: from the last commit, or from the start, to the same end. */
-        run r = {.scenario = s, .shape = 1, .steps = STEPS, .commits = durable, .out = have};
-        r.fail_at = 0;
-        memset(have, 0, sizeof *have);
-        run_it(&r);
-        if (is_written_over(&r)) {
-            clear(dir);
-            run_it(&r);
-            committed = 0;
-        }
-        expect_ok(&r, "afterwards");
-        if (r.begun < committed)
-            fail_msg("%s: allocation %ld: step %d was committed, %d is left", s->name, n,
-                     (int)committed, (int)r.begun);
-        r.fail_at = n;
-        check_same(have, expected, &r, "afterwards");
-    }
-    return fired;
+    run r = {.scenario = s,
+             .shape = shape,
+             .steps = shape + 1,
+             .commits = durable,
+             .fail_at = n,
+             .for_good = for_good};
+    const int descriptors = count_descriptors();
+    run_it(&r);
+    if (count_descriptors() != descriptors)
+        fail_msg("%s: allocation %ld: descriptors stay open", s->name, n);
+    if (r.status[s->world - 1] == ZS_OK)
+        expect_ok(&r, "went on");
+    else
+        check_failure(&r);
+    check_afterwards(&r, ZS_MAX((uint64_t)shape, r.committed), expected, have, dir);
+    return r.fired;
 }
 
 static void check_scenario(scenario *s, const temp_dir *dir)

@@ -193,6 +193,18 @@ typedef enum zs_io_engine {
     ZS_IO_URING_PLAIN = 4 /* io_uring without registered buffers and files */
 } zs_io_engine;
 
+/* Where Adam runs over states on tiers host and nvme that a CUDA device's parameters belong to; the
+ * bits are the same. Each chunk may go to the side that is done first; all through the device, in
+ * copies that are staged in its memory; all on the host, by the pool; or all on the device, which
+ * reads and writes host memory over the bus in place. States on tier device, and all on the host
+ * device, are worked on where they are. */
+typedef enum zs_adam_side {
+    ZS_ADAM_AUTO = 0,
+    ZS_ADAM_DEVICE = 1,
+    ZS_ADAM_HOST = 2,
+    ZS_ADAM_ZERO_COPY = 3
+} zs_adam_side;
+
 /* When gradients of several micro-batches are summed over the ranks: each micro-batch (the same
  * bits at every stage), or once a step (stages 0 and 1 only: less traffic, other bits). */
 typedef enum zs_reduce { ZS_REDUCE_MICRO = 0, ZS_REDUCE_BOUNDARY = 1 } zs_reduce;
@@ -266,6 +278,7 @@ typedef struct zs_engine_config {
                      engine's work is ordered with it by events: zs_unit_acquire makes it wait for
                      the unit, zs_unit_release and zs_grad_ready cover what is queued on it by then.
                      The caller never has to wait on the host */
+    zs_adam_side adam; /* default auto */
 } zs_engine_config;
 
 /* Fills in the defaults above. */

@@ -8,7 +8,7 @@
 #include "base/crc32c.h"
 #include "base/status.h"
 #include "base/util.h"
-#include "offload/states_internal.h"
+#include "offload/lanes.h"
 
 static const char *const array_names[ZS_STORE_ARRAYS] = {"master", "exp_avg", "exp_avg_sq"};
 
@@ -112,6 +112,7 @@ zs_status zs_ring_settle(zs_states *states)
 
 void zs_ring_drop(zs_states *states)
 {
+    zs_lanes_abandon(states);
     for (size_t i = 0; states->entries && i < ZS_RING_ENTRIES; i++) {
         zs_entry *entry = &states->entries[i];
         if (entry->state != ZS_ENTRY_FREE)
@@ -172,7 +173,8 @@ zs_status zs_ring_take(zs_states *states, size_t chunk, unsigned mask, int worki
         if (evict == ZS_EVICT_NONE)
             return ZS_OK;
         zs_entry *victim = first_in_turn(states, evict == ZS_EVICT_ANY, ZS_ENTRY_DONE);
-        if (!victim || (evict == ZS_EVICT_FINISHED && (victim->write.pending || victim->dirty)))
+        if (!victim || (evict == ZS_EVICT_FINISHED &&
+                        (victim->write.pending || victim->dirty || victim->under_way)))
             return ZS_OK;
         if (victim->dirty)
             ZS_CHECK(zs_states_flush(states));
@@ -318,6 +320,7 @@ zs_status zs_pass_run(zs_states *states, const zs_pass *pass)
 {
     zs_status status;
     size_t next = 0;
+    int landed;
     for (;;) {
         zs_io_poll(states->config.io);
         ZS_TRY(read_ahead(states, pass, &next));
@@ -327,9 +330,14 @@ zs_status zs_pass_run(zs_states *states, const zs_pass *pass)
             ZS_TRY(zs_entry_ready(states, entry));
             ZS_TRY(pass->process(states, entry, pass->arg));
             entry->state = ZS_ENTRY_DONE;
-        } else if (next == pass->count) {
+            continue;
+        }
+        landed = 0;
+        if (pass->land)
+            ZS_TRY(pass->land(states, &landed));
+        if (!landed && next == pass->count)
             return ZS_OK;
-        } else {
+        if (!landed) {
             /* Nothing to compute and no room to read into: the oldest write makes some. */
             zs_entry *oldest = first_in_turn(states, 0, ZS_ENTRY_DONE);
             if (!oldest) {

@@ -4,7 +4,7 @@
 
 #include "base/status.h"
 #include "base/util.h"
-#include "offload/states_internal.h"
+#include "offload/lanes.h"
 
 enum {
     CHUNK_STEP = 4096, /* chunk_numel is a multiple: its arrays then are whole pages */
@@ -263,6 +263,7 @@ zs_status zs_states_open(const zs_states_config *config, zs_states **out)
     ZS_TRY(open_layout(states, stored_chunk, &ring_bytes));
     ZS_TRY(open_tables(states));
     ZS_TRY(open_resident(states));
+    ZS_TRY(zs_lanes_open(states));
     if (config->dir) {
         zs_store *store = &states->store;
         ZS_TRY(zs_store_allocate(store, &states->geometry, config->io, config->device,
@@ -301,6 +302,7 @@ void zs_states_close(zs_states **out)
     *out = NULL;
     zs_ledger *ledger = states->config.ledger;
     zs_ring_abandon(states);
+    zs_lanes_close(states);
     if (states->registered)
         zs_io_unregister(states->config.io, states->ring.ptr);
     zs_mem_free(&states->ring);

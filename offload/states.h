@@ -49,7 +49,11 @@ typedef struct zs_states_config {
     zs_stream *stream;  /* of the device, that all that touches the states is queued on */
     zs_math *math;      /* of the device */
     zs_math *host_math; /* for host memory; NULL: math, where the host is the device */
-    zs_pool *pool;      /* that math works with, for checksums; NULL: the calling thread's work */
+    /* On an accelerator: which inputs' grad and working are in memory of its host_alloc, not of
+     * its own, and where Adam over states on tiers host and nvme runs. */
+    int far_grads, far_working;
+    zs_adam_side adam;
+    zs_pool *pool; /* that math works with, for checksums; NULL: the calling thread's work */
     zs_ledger *ledger;
     const zs_log *log;
     zs_trace *trace;
@@ -60,7 +64,8 @@ typedef struct zs_states_config {
 
 /* Allocates everything, on disk too (allocated whole, space checked; the message says how many
  * bytes are needed and free). States start as zeros. Ledger purposes: "optimizer states" (in the
- * tier), "optimizer ring" (host). */
+ * tier), "optimizer ring" (host), "adam staging" (device and host, where an accelerator's memory
+ * does not hold the states). */
 zs_status zs_states_open(const zs_states_config *config, zs_states **out);
 /* Waits for I/O in flight. A store that was never committed is removed. */
 void zs_states_close(zs_states **states);
@@ -73,7 +78,6 @@ typedef struct zs_states_input {
     const void *grad; /* numel elements, resident */
     zs_dtype grad_dtype;
     void *working; /* resident working copy, numel elements, or NULL (none, or in params) */
-    int far_grad, far_working; /* 1: in host memory that the device reaches over the bus */
     const zs_adam_run
         *runs; /* in increasing order, not overlapping; elements in none are left alone */
     size_t run_count;

@@ -22,6 +22,7 @@ typedef struct zs_entry {
     zs_entry_state state;
     int keep;           /* holds the chunk's present state: need not be read again */
     int dirty;          /* changed by zs_states_write and not yet written */
+    int under_way;      /* in a lane: the device may be using it */
     unsigned mask;      /* bit a: there is room for array a */
     unsigned valid;     /* bit a: array a is there, or will be once read is done */
     unsigned unchecked; /* bit a: array a was read and its checksum not yet compared */
@@ -40,6 +41,8 @@ typedef struct zs_chunk_state {
     uint32_t crc[ZS_STORE_ARRAYS]; /* of slot current */
 } zs_chunk_state;
 
+typedef struct zs_lanes zs_lanes;
+
 struct zs_states {
     zs_states_config config;
     zs_states_shard *shards;
@@ -55,6 +58,8 @@ struct zs_states {
     int has_store;
     uint64_t lineage; /* of what is committed next: a new one unless resumed */
     int broken;       /* a step or commit failed half-way: only a resume or close is left */
+
+    zs_lanes *lanes; /* offload/lanes.h; NULL: chunks are worked on where they are */
 
     zs_mem ring;
     int registered;
@@ -139,6 +144,8 @@ typedef struct zs_pass {
     int keep; /* entries stay, as the chunks' present state */
     void (*shape)(zs_states *states, size_t chunk, zs_shape *out);
     zs_status (*process)(zs_states *states, zs_entry *entry, void *arg);
+    /* NULL, or brings an entry to its end that process left under way; *landed 0: none was. */
+    zs_status (*land)(zs_states *states, int *landed);
 } zs_pass;
 /* What is WAITING in the ring is processed first. After a failure nothing is in flight. */
 zs_status zs_pass_run(zs_states *states, const zs_pass *pass);

@@ -6,7 +6,7 @@
 
 #include "base/status.h"
 #include "base/util.h"
-#include "offload/states_internal.h"
+#include "offload/lanes.h"
 
 typedef struct step {
     const zs_states_input *inputs;
@@ -88,73 +88,100 @@ static void *element(const void *array, zs_dtype dtype, uint64_t first)
     return array ? (char *)array + first * zs_dtype_size(dtype) : NULL;
 }
 
+static zs_chunk_job describe(const zs_states *states, const step *work, size_t number,
+                             zs_entry *entry)
+{
+    const zs_store_chunk *chunk = &states->geometry.chunks[number];
+    const zs_states_shard *shard = &states->shards[chunk->shard];
+    const zs_states_input *input = &work->inputs[chunk->shard];
+    float *at[ZS_STORE_ARRAYS];
+    for (int a = 0; a < ZS_STORE_ARRAYS; a++) {
+        float *resident = states->resident[chunk->shard * ZS_STORE_ARRAYS + a];
+        at[a] = resident ? resident + chunk->first : zs_entry_array(states, entry, a);
+    }
+    const int spills = !input->working && zs_states_spills_working(states, chunk->shard);
+    return (zs_chunk_job){
+        .number = number,
+        .input = input,
+        .entry = entry,
+        .spills = spills,
+        .home = {.master = at[0],
+                 .exp_avg = at[1],
+                 .exp_avg_sq = at[2],
+                 .grad = element(input->grad, input->grad_dtype, chunk->first),
+                 .grad_dtype = input->grad_dtype,
+                 .working = spills ? zs_entry_working(states, entry)
+                                   : element(input->working, shard->working_dtype, chunk->first),
+                 .working_dtype = shard->working_dtype}};
+}
+
 /* A working copy in the ring is written whole: what no run computes comes from the master. */
-static zs_status fill_gaps(zs_states *states, const zs_adam_arrays *arrays, size_t run_count,
-                           uint64_t numel)
+static zs_status fill_gaps(zs_states *states, zs_math *math, void *stream,
+                           const zs_adam_arrays *arrays, size_t run_count, uint64_t numel)
 {
     uint64_t at = 0;
     for (size_t r = 0; r <= run_count; r++) {
         uint64_t end = r < run_count ? states->cut[r].first : numel;
         if (end > at)
-            ZS_CHECK(states->config.math->ops->cast(
-                states->config.math, NULL, element(arrays->working, arrays->working_dtype, at),
-                arrays->working_dtype, arrays->master + at, ZS_FP32, end - at));
+            ZS_CHECK(
+                math->ops->cast(math, stream, element(arrays->working, arrays->working_dtype, at),
+                                arrays->working_dtype, arrays->master + at, ZS_FP32, end - at));
         if (r < run_count)
             at = end + states->cut[r].count;
     }
     return ZS_OK;
 }
 
-static zs_status step_chunk(zs_states *states, zs_entry *entry, void *arg)
+zs_status zs_job_adam(zs_states *states, const zs_chunk_job *job, zs_math *math, void *stream,
+                      const zs_adam_arrays *arrays)
 {
-    step *work = arg;
-    size_t c = entry->chunk;
-    const zs_store_chunk *chunk = &states->geometry.chunks[c];
-    const zs_states_shard *shard = &states->shards[chunk->shard];
-    const zs_states_input *input = &work->inputs[chunk->shard];
-    int spills = zs_states_spills_working(states, chunk->shard);
-    float *at[ZS_STORE_ARRAYS];
-    for (int a = 0; a < ZS_STORE_ARRAYS; a++) {
-        float *resident = states->resident[chunk->shard * ZS_STORE_ARRAYS + a];
-        at[a] = resident ? resident + chunk->first : zs_entry_array(states, entry, a);
-    }
-    zs_adam_arrays arrays = {.master = at[0],
-                             .exp_avg = at[1],
-                             .exp_avg_sq = at[2],
-                             .grad = element(input->grad, input->grad_dtype, chunk->first),
-                             .grad_dtype = input->grad_dtype,
-                             .working_dtype = shard->working_dtype};
-    if (input->working)
-        arrays.working = element(input->working, shard->working_dtype, chunk->first);
-    else if (spills)
-        arrays.working = zs_entry_working(states, entry);
+    const zs_store_chunk *chunk = &states->geometry.chunks[job->number];
+    const size_t run_count = cut_runs(states, job->input, chunk);
+    ZS_CHECK(math->ops->adam(math, stream, arrays, states->cut, run_count));
+    return job->spills ? fill_gaps(states, math, stream, arrays, run_count, chunk->numel) : ZS_OK;
+}
 
-    /* The last sweep may still be writing from this memory. */
-    ZS_CHECK(zs_ring_finish(states, entry));
-    size_t run_count = cut_runs(states, input, chunk);
+zs_status zs_job_store(zs_states *states, const zs_chunk_job *job)
+{
+    const zs_store_chunk *chunk = &states->geometry.chunks[job->number];
+    const zs_states_shard *shard = &states->shards[chunk->shard];
+    zs_entry *entry = job->entry;
+    if (entry->mask)
+        ZS_CHECK(zs_entry_write(states, entry, entry->mask,
+                                zs_chunk_target(states, &states->chunks[job->number])));
+    if (!job->spills)
+        return ZS_OK;
+    size_t bytes = chunk->numel * zs_dtype_size(shard->working_dtype);
+    states->written_bytes += zs_round_up(bytes, ZS_IO_ALIGN);
+    return zs_param_file_write(states->config.params, shard->param_shard,
+                               chunk->first * zs_dtype_size(shard->working_dtype),
+                               job->home.working, bytes, &entry->write);
+}
+
+/* Adam over a chunk where it is, or on its way through a lane. */
+static zs_status step_job(zs_states *states, step *work, const zs_chunk_job *job)
+{
     zs_trace *trace = states->config.trace;
     uint64_t span = trace ? zs_trace_now() : 0;
     double begin = zs_now();
-    ZS_CHECK(
-        states->config.math->ops->adam(states->config.math, NULL, &arrays, states->cut, run_count));
-    if (spills && !input->working)
-        ZS_CHECK(fill_gaps(states, &arrays, run_count, chunk->numel));
-    ZS_CHECK(states->config.device->ops->stream_sync(states->config.device, NULL));
+    if (states->lanes)
+        ZS_CHECK(zs_lanes_start(states, job));
+    else
+        ZS_CHECK(zs_job_adam(states, job, states->config.math, NULL, &job->home));
     work->adam_seconds += zs_now() - begin;
     if (trace)
         zs_trace_span(trace, states->config.rank, "adam", "adam", span, zs_trace_now());
-
-    if (entry->mask)
-        ZS_CHECK(zs_entry_write(states, entry, entry->mask,
-                                zs_chunk_target(states, &states->chunks[c])));
-    if (spills && !input->working) {
-        size_t bytes = chunk->numel * zs_dtype_size(shard->working_dtype);
-        states->written_bytes += zs_round_up(bytes, ZS_IO_ALIGN);
-        ZS_CHECK(zs_param_file_write(states->config.params, shard->param_shard,
-                                     chunk->first * zs_dtype_size(shard->working_dtype),
-                                     arrays.working, bytes, &entry->write));
-    }
     return ZS_OK;
+}
+
+static zs_status step_chunk(zs_states *states, zs_entry *entry, void *arg)
+{
+    step *work = arg;
+    const zs_chunk_job job = describe(states, work, entry->chunk, entry);
+    /* The last sweep may still be writing from this memory. */
+    ZS_CHECK(zs_ring_finish(states, entry));
+    ZS_CHECK(step_job(states, work, &job));
+    return states->lanes ? ZS_OK : zs_job_store(states, &job);
 }
 
 /* ---- sweeps ---- */
@@ -202,7 +229,8 @@ static zs_status sweep(zs_states *states, step *work)
                     .order = states->order,
                     .keep = states->config.tier == ZS_TIER_NVME,
                     .shape = shape,
-                    .process = step_chunk};
+                    .process = step_chunk,
+                    .land = states->lanes ? zs_lanes_land : NULL};
     ZS_CHECK(zs_states_flush(states));
     open_sweep(states);
     for (size_t i = 0; i < ZS_RING_ENTRIES; i++)
@@ -235,17 +263,14 @@ fail:
     return status;
 }
 
-/* Shards that are resident altogether. */
-static zs_status step_resident(zs_states *states, step *work)
+/* A shard that is resident altogether: at once where Adam works on it in place, else chunk by
+ * chunk. */
+static zs_status step_shard(zs_states *states, step *work, size_t s)
 {
+    const zs_states_input *input = &work->inputs[s];
+    float **at = &states->resident[s * ZS_STORE_ARRAYS];
     zs_math *math = states->config.math;
-    void *native = zs_states_native(states);
-    zs_trace *trace = states->config.trace;
-    for (size_t s = 0; s < states->shard_count; s++) {
-        const zs_states_input *input = &work->inputs[s];
-        float **at = &states->resident[s * ZS_STORE_ARRAYS];
-        if (!states->shards[s].numel || streams(states, work->inputs, s))
-            continue;
+    if (!states->lanes) {
         zs_adam_arrays arrays = {.master = at[0],
                                  .exp_avg = at[1],
                                  .exp_avg_sq = at[2],
@@ -253,9 +278,27 @@ static zs_status step_resident(zs_states *states, step *work)
                                  .grad_dtype = input->grad_dtype,
                                  .working = input->working,
                                  .working_dtype = states->shards[s].working_dtype};
+        return math->ops->adam(math, zs_states_native(states), &arrays, input->runs,
+                               input->run_count);
+    }
+    for (size_t c = states->first_chunk[s]; c < states->first_chunk[s + 1]; c++) {
+        const zs_chunk_job job = describe(states, work, c, NULL);
+        if (cut_runs(states, input, &states->geometry.chunks[c]))
+            ZS_CHECK(zs_lanes_start(states, &job));
+    }
+    return ZS_OK;
+}
+
+static zs_status step_resident(zs_states *states, step *work)
+{
+    zs_trace *trace = states->config.trace;
+    for (size_t s = 0; s < states->shard_count; s++) {
+        const zs_states_input *input = &work->inputs[s];
+        if (!states->shards[s].numel || streams(states, work->inputs, s))
+            continue;
         uint64_t span = trace ? zs_trace_now() : 0;
         double begin = zs_now();
-        ZS_CHECK(math->ops->adam(math, native, &arrays, input->runs, input->run_count));
+        ZS_CHECK(step_shard(states, work, s));
         work->adam_seconds += zs_now() - begin;
         if (trace)
             zs_trace_span(trace, states->config.rank, "adam", "adam", span, zs_trace_now());
@@ -299,9 +342,13 @@ zs_status zs_states_step(zs_states *states, const zs_states_input *inputs,
     ZS_CHECK(check_inputs(states, inputs));
     if (!states->sweep_open)
         reset_traffic(states);
-    zs_status status = step_resident(states, &work);
+    zs_status status = zs_lanes_begin(states);
+    if (status == ZS_OK)
+        status = step_resident(states, &work);
     if (status == ZS_OK && states->config.io)
         status = sweep(states, &work);
+    if (status == ZS_OK)
+        status = zs_lanes_end(states);
     if (status != ZS_OK) {
         states->broken = 1;
         return status;

@@ -26,6 +26,7 @@ static zs_status agree_on_config(zs_engine *e)
         {"zero_stage", (uint64_t)c->zero_stage},
         {"optimizer_tier", (uint64_t)c->optimizer_tier},
         {"param_tier", (uint64_t)c->param_tier},
+        {"adam", (uint64_t)c->adam},
         {"grad_dtype", (uint64_t)c->grad_dtype},
         {"reduce", (uint64_t)c->reduce},
         {"missing_grad", (uint64_t)c->missing_grad},
@@ -188,6 +189,15 @@ static zs_status open_param_file(zs_engine *e)
                         &e->window);
 }
 
+/* What Adam reads is in host memory. */
+static int far_grads(const zs_engine *e)
+{
+    for (size_t i = 0; i < e->flat_count && e->config.zero_stage > 0; i++)
+        if (zs_mem_is_far(e, &e->flats[i].grad_shard))
+            return 1;
+    return 0;
+}
+
 static zs_status open_states(zs_engine *e)
 {
     const zs_engine_config *c = &e->config;
@@ -230,6 +240,9 @@ static zs_status open_states(zs_engine *e)
         .stream = e->work,
         .math = e->math,
         .host_math = e->host_math,
+        .far_grads = far_grads(e),
+        .far_working = !e->device->host_access && c->param_tier == ZS_TIER_HOST,
+        .adam = c->adam,
         .pool = e->pool,
         .ledger = e->ledger,
         .log = &e->log,

@@ -158,6 +158,10 @@ static zs_status check_config(const zs_engine_config *c)
     if ((unsigned)c->missing_grad > ZS_MISSING_SKIP)
         return zs_fail(ZS_ERR_ARG, "missing_grad is %d; it must be 0, 1 or 2",
                        (int)c->missing_grad);
+    if ((unsigned)c->adam > ZS_ADAM_ZERO_COPY)
+        return zs_fail(ZS_ERR_ARG,
+                       "adam is %d; it must be auto (0), device (1), host (2) or zero copy (3)",
+                       (int)c->adam);
     if (c->threads < 0 || c->threads > 64)
         return zs_fail(ZS_ERR_ARG, "threads is %d; it must be 0 (chosen) to 64", c->threads);
     if (c->chunk_numel % 4096)
@@ -221,11 +225,6 @@ static zs_status open_device(zs_engine *e)
                            bytes);
         return ZS_OK;
     }
-    if (e->config.optimizer_tier != ZS_TIER_DEVICE)
-        return zs_fail(ZS_ERR_UNSUPPORTED,
-                       "optimizer_tier %s with a %s device is not supported by this version: use "
-                       "tier device",
-                       zs_tier_name(e->config.optimizer_tier), e->device->ops->name);
     ZS_CHECK(e->device->cuda->math_open(e->device, e->ledger, &e->math));
     if (e->config.stream)
         ZS_CHECK(e->device->ops->stream_wrap(e->device, e->config.stream, &e->compute));

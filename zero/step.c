@@ -115,8 +115,6 @@ static void plan_flat(zs_engine *e, zs_flat *f, double grad_scale, const zs_para
         .grad = e->config.zero_stage == 0 ? f->grad_full.ptr : zs_flat_grad_shard(e, f),
         .grad_dtype = e->config.grad_dtype,
         .working = zs_flat_is_master(e, f) ? NULL : zs_flat_working_held(e, f),
-        .far_grad = e->config.zero_stage != 0 && zs_mem_is_far(e, &f->grad_shard),
-        .far_working = zs_mem_is_far(e, &f->working),
         .runs = f->runs,
     };
     for (size_t i = 0; i < f->count; i++) {

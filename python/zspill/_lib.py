@@ -123,6 +123,7 @@ class EngineConfig(_Sized):
         ("trace", c_void_p),
         ("device", c_void_p),
         ("stream", c_void_p),
+        ("adam", c_int),
     ]
 
 

@@ -37,6 +37,7 @@ typedef struct variant {
     int world, micros;
     zs_dtype grad_dtype;
     int use_buffer, boundary;
+    int stride; /* of the shapes, every one of so many; 0: all */
 } variant;
 
 static void init(job *j, const variant *v)
@@ -50,43 +51,123 @@ static void init(job *j, const variant *v)
         j->config.reduce = ZS_REDUCE_BOUNDARY;
 }
 
+typedef struct shape {
+    int stage;
+    zs_tier states, params;
+    zs_adam_side adam;
+} shape;
+
+static void init_shape(job *j, const variant *v, const shape *s, char what[160])
+{
+    static const char *const sides[] = {"auto", "device", "host", "zero copy"};
+    init(j, v);
+    j->device = "cuda";
+    j->config.zero_stage = s->stage;
+    j->config.optimizer_tier = s->states;
+    j->config.param_tier = s->params;
+    j->config.adam = s->adam;
+    j->config.chunk_numel = s->states ? 4096 : 0;
+    snprintf(what, 160, "world %d, %d micro-batches, stage %d, states %d, params %d, Adam %s",
+             v->world, v->micros, s->stage, (int)s->states, (int)s->params, sides[s->adam]);
+}
+
+/* Every stage, tier and side. */
+static int next_shape(const variant *v, shape *s)
+{
+    const int stages = v->boundary ? 1 : 3;
+    if (s->states != ZS_TIER_DEVICE && s->adam < ZS_ADAM_ZERO_COPY) {
+        s->adam++;
+        return 1;
+    }
+    s->adam = ZS_ADAM_AUTO;
+    if (s->states < ZS_TIER_NVME) {
+        s->states++;
+        return 1;
+    }
+    s->states = ZS_TIER_DEVICE;
+    if (s->stage == 3 && s->params < ZS_TIER_NVME) {
+        s->params++;
+        return 1;
+    }
+    s->params = ZS_TIER_DEVICE;
+    return ++s->stage <= stages;
+}
+
 static void matrix(const variant *v)
 {
     job base, j;
-    int runs = 0;
+    shape s = {0};
+    int runs = 0, shapes = 0;
     init(&base, v);
     run_ok(&base, "host");
-    for (int stage = 0; stage <= (v->boundary ? 1 : 3); stage++)
-        for (int states = 0; states < 1; states++)
-            for (int params = 0; params < (stage == 3 ? (int)ZS_TIERS : 1); params++) {
-                char what[128];
-                init(&j, v);
-                j.device = "cuda";
-                j.config.zero_stage = stage;
-                j.config.optimizer_tier = (zs_tier)states;
-                j.config.param_tier = (zs_tier)params;
-                j.config.chunk_numel = states ? 4096 : 0;
-                snprintf(what, sizeof what,
-                         "world %d, %d micro-batches, stage %d, states %d, "
-                         "params %d",
-                         v->world, v->micros, stage, states, params);
-                run_ok(&j, what);
-                compare(&base, &j, what);
-                job_free(&j);
-                runs++;
-            }
+    do {
+        char what[160];
+        if (shapes++ % (v->stride ? v->stride : 1))
+            continue;
+        init_shape(&j, v, &s, what);
+        run_ok(&j, what);
+        compare(&base, &j, what);
+        job_free(&j);
+        runs++;
+    } while (next_shape(v, &s));
     job_free(&base);
     print_message("emulated: world %d, %d micro-batches: %d runs equal the host\n", v->world,
                   v->micros, runs);
+}
+
+/* A state committed in one shape goes on in another with the same bits. */
+static void resume(int world)
+{
+    const variant v = {.world = world, .micros = 2};
+    static const shape shapes[] = {
+        {0, ZS_TIER_DEVICE, ZS_TIER_DEVICE, ZS_ADAM_AUTO},
+        {1, ZS_TIER_HOST, ZS_TIER_DEVICE, ZS_ADAM_DEVICE},
+        {3, ZS_TIER_NVME, ZS_TIER_NVME, ZS_ADAM_DEVICE},
+        {3, ZS_TIER_HOST, ZS_TIER_HOST, ZS_ADAM_HOST},
+        {3, ZS_TIER_DEVICE, ZS_TIER_NVME, ZS_ADAM_AUTO},
+        {2, ZS_TIER_NVME, ZS_TIER_DEVICE, ZS_ADAM_AUTO},
+    };
+    enum { SHAPES = sizeof shapes / sizeof shapes[0] };
+    job base, j;
+    char what[160];
+    init(&base, &v);
+    run_ok(&base, "host");
+    for (int from = 0; from < SHAPES; from++)
+        for (int i = 1; i <= 4; i += 3) {
+            const int to = (from + i) % SHAPES;
+            init_shape(&j, &v, &shapes[from], what);
+            j.commit_at = j.stop_at = 2;
+            j.config.chunk_numel = from % 2 ? 4096 : 0;
+            run_ok(&j, what);
+            job_free(&j);
+            init_shape(&j, &v, &shapes[to], what);
+            j.use_resume = j.config.resume = 1;
+            j.config.chunk_numel = 0;
+            run_ok(&j, what);
+            assert_int_equal(j.resumed_at, 2);
+            const int p = job_differ(&base, &j);
+            if (p)
+                fail_msg("%s, resumed: parameter '%s' differs from the host", what,
+                         j.params[p - 1].name);
+            job_free(&j);
+            job_clean(dir);
+        }
+    job_free(&base);
+}
+
+static void resumed(void **state)
+{
+    (void)state;
+    resume(1);
 }
 
 static void one_rank(void **state)
 {
     (void)state;
     matrix(&(variant){.world = 1, .micros = 2, .use_buffer = 1});
-    matrix(&(variant){.world = 1, .micros = 1});
-    matrix(&(variant){.world = 1, .micros = 3, .boundary = 1});
-    matrix(&(variant){.world = 1, .micros = 2, .grad_dtype = ZS_BF16});
+    matrix(&(variant){.world = 1, .micros = 1, .stride = 5});
+    matrix(&(variant){.world = 1, .micros = 3, .boundary = 1, .stride = 5});
+    matrix(&(variant){.world = 1, .micros = 2, .grad_dtype = ZS_BF16, .stride = 5});
 }
 
 int main(void)
@@ -96,6 +177,7 @@ int main(void)
         return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_rank),
+        cmocka_unit_test(resumed),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     job_clean(dir);

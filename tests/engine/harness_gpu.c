@@ -8,7 +8,7 @@
 #include "base/status.h"
 #include "base/util.h"
 
-enum { ARENA = 24 << 20, READS = 8192 };
+enum { ARENA = 3 << 20, READS = 8192 };
 
 /* Each put and get has memory of its own: what is used again would have to be waited for. */
 struct job_gpu {

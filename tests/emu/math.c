@@ -362,7 +362,7 @@ int main(int argc, char **argv)
 {
     static const zs_clip_config unclipped = {.unscale = 0.25},
                                 clipped = {.unscale = 0.25, .max_norm = 1};
-    need(zs_device_open_cuda(1, &device));
+    need(zs_device_open_cuda(0, &device));
     need(zs_ledger_open(&ledger));
     need(device->cuda->math_open(device, ledger, &cuda));
     need(zs_pool_open(1, -1, &pool));

@@ -64,15 +64,19 @@ static zs_status append(zs_metrics *metrics, const char *text, size_t bytes)
     return ZS_OK;
 }
 
-/* The step of a whole row; -1: not one, or (zs_json_lacks_memory) nobody knows. */
-static json_int_t row_step(const char *line, size_t bytes)
+/* The step of a whole row; -1: not one. */
+static zs_status row_step(const char *line, size_t bytes, json_int_t *out)
 {
-    zs_json_watch();
-    json_t *row = bytes && line[bytes - 1] == '\n' ? json_loadb(line, bytes, 0, NULL) : NULL;
+    json_t *row = NULL;
+    *out = -1;
+    if (bytes && line[bytes - 1] == '\n' &&
+        zs_json_parse(line, bytes, "a row", &row) == ZS_ERR_NOMEM)
+        return ZS_ERR_NOMEM;
     json_t *step = json_object_get(row, "step");
-    json_int_t value = json_is_integer(step) ? json_integer_value(step) : -1;
+    if (json_is_integer(step))
+        *out = json_integer_value(step);
     json_decref(row);
-    return value;
+    return ZS_OK;
 }
 
 /* *whole: what is kept is how the file begins. */
@@ -81,14 +85,12 @@ static zs_status keep_rows(zs_metrics *metrics, FILE *from, FILE *to, uint64_t s
     char *line = NULL;
     size_t capacity = 0;
     ssize_t bytes;
-    int dropped = 0;
+    int dropped = 0, lacks_memory = 0;
     *whole = 1;
-    errno = 0;
-    while ((bytes = getline(&line, &capacity, from)) > 0) {
-        json_int_t number = row_step(line, (size_t)bytes);
-        if (zs_json_lacks_memory())
-            errno = ENOMEM;
-        if (errno == ENOMEM)
+    while (errno = 0, (bytes = getline(&line, &capacity, from)) > 0) {
+        json_int_t number;
+        lacks_memory = row_step(line, (size_t)bytes, &number) != ZS_OK;
+        if (lacks_memory)
             break;
         if (number < 0 || (uint64_t)number > step) {
             dropped = 1;
@@ -99,7 +101,8 @@ static zs_status keep_rows(zs_metrics *metrics, FILE *from, FILE *to, uint64_t s
             break;
         metrics->rows = 1;
     }
-    const int lacks_memory = errno == ENOMEM; /* here, or in getline */
+    /* getline stops as at the end of the file. */
+    lacks_memory |= bytes < 0 && errno == ENOMEM;
     free(line);
     if (lacks_memory)
         return zs_fail(ZS_ERR_NOMEM, "--metrics %s: no memory to read its rows", metrics->path);
@@ -120,8 +123,10 @@ zs_status zs_metrics_begin(zs_metrics *metrics, uint64_t step)
         status = from && to ? keep_rows(metrics, from, to, step, &whole) : fail_write(metrics);
         if (from)
             fclose(from);
-        if (to)
-            fclose(to);
+        /* Closing makes the text as short as it is, and drops it where that fails. */
+        if (to && (fclose(to) || !kept) && status == ZS_OK)
+            status =
+                zs_fail(ZS_ERR_NOMEM, "--metrics %s: no memory to keep its rows", metrics->path);
     }
     /* Cutting the end off leaves nothing for a kill to tear. */
     if (status == ZS_OK && ftruncate(metrics->fd, whole ? (off_t)kept_bytes : 0))

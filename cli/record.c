@@ -176,12 +176,11 @@ static zs_status compare(const zs_record *stored, const zs_record *mine)
 zs_status zs_record_unpack(const char *text, size_t bytes, const zs_record *mine, zs_record *out)
 {
     zs_status status = ZS_OK;
-    zs_json_watch();
-    json_t *root = bytes ? json_loadb(text, bytes - 1, 0, NULL) : NULL;
+    json_t *root = NULL;
     memset(out, 0, sizeof(*out));
-    if (zs_json_lacks_memory())
-        status = zs_fail(ZS_ERR_NOMEM, "no memory for the run's record");
-    else if (!root)
+    if (bytes)
+        status = zs_json_parse(text, bytes - 1, "the run's record", &root);
+    if (!root && status != ZS_ERR_NOMEM)
         status = zs_fail(ZS_ERR_CORRUPT, "the run's record is missing: another program wrote this "
                                          "state");
     for (size_t i = 0; status == ZS_OK && i < ZS_COUNT(fields); i++)

@@ -4,58 +4,107 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/status.h"
+#include "base/util.h"
 
-static _Thread_local int lacks_memory;
+/* jansson's lexer drops letters when it has no memory for them, or ends the process by an
+ * assertion. While a text is parsed it therefore gets from a reserve what malloc has not, and
+ * nothing more to read. */
+static _Thread_local struct {
+    int lacks_memory;
+    char *begin, *at, *end;
+} supply;
 
 static void *watched_malloc(size_t bytes)
 {
     void *ptr = malloc(bytes);
-    lacks_memory |= !ptr;
+    if (ptr)
+        return ptr;
+    supply.lacks_memory = 1;
+    bytes = (size_t)zs_round_up(bytes, 16);
+    if ((size_t)(supply.end - supply.at) < bytes)
+        return NULL;
+    ptr = supply.at;
+    supply.at += bytes;
     return ptr;
+}
+
+static void watched_free(void *ptr)
+{
+    if ((uintptr_t)ptr < (uintptr_t)supply.begin || (uintptr_t)ptr >= (uintptr_t)supply.end)
+        free(ptr);
 }
 
 static void watch_all(void)
 {
-    json_set_alloc_funcs(watched_malloc, free);
+    json_set_alloc_funcs(watched_malloc, watched_free);
 }
 
 void zs_json_watch(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, watch_all);
-    lacks_memory = 0;
+    supply.lacks_memory = 0;
 }
 
 int zs_json_lacks_memory(void)
 {
-    return lacks_memory;
+    return supply.lacks_memory;
+}
+
+typedef struct rest {
+    const char *at;
+    size_t bytes;
+} rest;
+
+static size_t next_piece(void *to, size_t room, void *cookie)
+{
+    rest *r = cookie;
+    size_t bytes = ZS_MIN(room, r->bytes);
+    if (supply.lacks_memory)
+        return (size_t)-1;
+    memcpy(to, r->at, bytes);
+    r->at += bytes;
+    r->bytes -= bytes;
+    return bytes;
 }
 
 zs_status zs_json_parse(const char *text, size_t bytes, const char *path, json_t **out)
 {
+    /* A piece has at most 1024 bytes; from its middle on, at most so many small values, a string of
+     * the whole text, and the buffer it is gathered in, grown to twice that. */
+    const size_t reserve = 3 * bytes + (128 << 10);
+    zs_status status = ZS_OK;
     json_error_t error;
+    json_t *root = NULL;
     *out = NULL;
     zs_json_watch();
-    json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
-    if (zs_json_lacks_memory()) {
-        json_decref(root); /* if there is one, letters may be missing in it */
-        return zs_fail(ZS_ERR_NOMEM, "no memory for the values of %s", path);
+    supply.begin = supply.at = malloc(reserve);
+    if (supply.begin) {
+        supply.end = supply.begin + reserve;
+        root = json_load_callback(next_piece, &(rest){text, bytes}, JSON_REJECT_DUPLICATES, &error);
     }
-    if (!root)
-        return zs_fail(ZS_ERR_CORRUPT, "%s is not valid JSON: line %d, column %d: %s", path,
-                       error.line, error.column, error.text);
-    if (!json_is_object(root)) {
-        json_decref(root);
-        return zs_fail(ZS_ERR_CORRUPT, "%s must hold a JSON object", path);
+    if (!supply.begin || supply.lacks_memory) {
+        status = zs_fail(ZS_ERR_NOMEM, "no memory for the values of %s", path);
+    } else if (!root) {
+        status = zs_fail(ZS_ERR_CORRUPT, "%s is not valid JSON: line %d, column %d: %s", path,
+                         error.line, error.column, error.text);
+    } else if (!json_is_object(root)) {
+        status = zs_fail(ZS_ERR_CORRUPT, "%s must hold a JSON object", path);
+    } else {
+        *out = root;
+        root = NULL;
     }
-    *out = root;
-    return ZS_OK;
+    json_decref(root);
+    free(supply.begin);
+    supply.begin = supply.at = supply.end = NULL;
+    return status;
 }
 
 static zs_status read_file(int fd, const char *path, char *text, size_t bytes)

@@ -128,7 +128,9 @@ static zs_status write_config(const save *s)
     for (size_t digits = 15; digits <= 17; digits++) {
         free(text);
         text = json_dumps(s->config, JSON_INDENT(2) | JSON_REAL_PRECISION(digits));
-        json_t *again = text ? json_loads(text, 0, NULL) : NULL;
+        json_t *again = NULL;
+        if (text)
+            (void)zs_json_parse(text, strlen(text), "config.json", &again);
         int same = json_equal(s->config, again);
         json_decref(again);
         if (same)

@@ -290,7 +290,8 @@ zs_status zs_manifest_save(const char *dir, zs_io *io, const zs_manifest *m)
     fprintf(out, "crc32c %" PRIx32 "\n", zs_crc32c(0, text, bytes));
     const int failed = fclose(out);
     out = NULL;
-    if (failed) {
+    /* Closing makes the text as short as it is, and drops it where that fails. */
+    if (failed || !text) {
         status = zs_fail(ZS_ERR_NOMEM, "no memory for the manifest of '%s'", dir);
         goto fail;
     }

@@ -10,10 +10,11 @@
 
 #include "device/device.h"
 
-struct zs_math; /* kernels/math.h */
+struct zs_math;      /* kernels/math.h */
+struct zs_nn_device; /* kernels/nn_device.h */
 
 #define ZS_CUDA_ENTRY "zs_cuda_entry_1"
-enum { ZS_CUDA_VERSION = 1, ZS_CUDA_NAME_MAX = 64 };
+enum { ZS_CUDA_VERSION = 2, ZS_CUDA_NAME_MAX = 64 };
 
 /* What the plug-in takes from libzspill, so that messages and memory have one home. */
 typedef struct zs_cuda_host {
@@ -45,6 +46,9 @@ typedef struct zs_cuda_plugin {
     /* device, which is one of device_open, and ledger are borrowed. Loads the kernels and takes
      * 32 KiB of device memory; one thread at a time may use it, on any streams of the device. */
     zs_status (*math_open)(zs_device *device, zs_ledger *ledger, struct zs_math **out);
+    /* The decoder's operations on stream (cudaStream_t; NULL: the device's first), which is
+     * borrowed as device is. Loads the kernels and takes 32 MiB of device memory. */
+    zs_status (*nn_open)(zs_device *device, void *stream, struct zs_nn_device **out);
 } zs_cuda_plugin;
 
 /* What ZS_CUDA_ENTRY names. NULL: host->version is not the plug-in's. host must stay. */

@@ -2,6 +2,7 @@
 /* The one entry of libzspill-cuda.so, and its side of messages. */
 #include "device/cuda/cuda.h"
 #include "kernels/cuda/math.h"
+#include "kernels/cuda/nn.h"
 
 const zs_cuda_host *zs_cuda_host_table;
 
@@ -30,6 +31,7 @@ static const zs_cuda_plugin plugin = {
     .device_info = zs_cuda_device_info,
     .device_open = zs_cuda_device_open,
     .math_open = zs_cuda_math_open,
+    .nn_open = zs_cuda_nn_open,
 };
 
 const zs_cuda_plugin *zs_cuda_plugin_table(void)

@@ -12,9 +12,11 @@
 
 struct zs_math;      /* kernels/math.h */
 struct zs_nn_device; /* kernels/nn_device.h */
+struct zs_piece;     /* zero/bulk.h */
+typedef struct zs_nccl zs_nccl;
 
 #define ZS_CUDA_ENTRY "zs_cuda_entry_1"
-enum { ZS_CUDA_VERSION = 2, ZS_CUDA_NAME_MAX = 64 };
+enum { ZS_CUDA_VERSION = 3, ZS_CUDA_NAME_MAX = 64, ZS_NCCL_ID_BYTES = 128 };
 
 /* What the plug-in takes from libzspill, so that messages and memory have one home. */
 typedef struct zs_cuda_host {
@@ -49,6 +51,21 @@ typedef struct zs_cuda_plugin {
     /* The decoder's operations on stream (cudaStream_t; NULL: the device's first), which is
      * borrowed as device is. Loads the kernels and takes 32 MiB of device memory. */
     zs_status (*nn_open)(zs_device *device, void *stream, struct zs_nn_device **out);
+    /* Collectives between devices, in zero/nccl. One rank makes the id, all open with it, at the
+     * same time. Pieces are queued on stream as one operation. Calls for one communicator come one
+     * after another, from any thread. */
+    zs_status (*nccl_id)(unsigned char id[ZS_NCCL_ID_BYTES]);
+    zs_status (*nccl_open)(zs_device *device, int rank, int world,
+                           const unsigned char id[ZS_NCCL_ID_BYTES], zs_nccl **out);
+    zs_status (*nccl_all_gather)(zs_nccl *nccl, const struct zs_piece *pieces, size_t count,
+                                 zs_stream *stream);
+    zs_status (*nccl_reduce_scatter)(zs_nccl *nccl, const struct zs_piece *pieces, size_t count,
+                                     zs_dtype dtype, zs_stream *stream);
+    /* What went wrong since, on the devices. */
+    zs_status (*nccl_check)(zs_nccl *nccl);
+    /* Ends what is queued, whatever the other ranks do; nothing more can be. */
+    void (*nccl_abort)(zs_nccl *nccl);
+    void (*nccl_close)(zs_nccl *nccl);
 } zs_cuda_plugin;
 
 /* What ZS_CUDA_ENTRY names. NULL: host->version is not the plug-in's. host must stay. */

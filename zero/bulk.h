@@ -15,6 +15,13 @@ typedef struct zs_bulk zs_bulk;
 zs_status zs_bulk_open(zs_comm *comm, zs_device *device, zs_math *math, zs_bulk **out);
 void zs_bulk_close(zs_bulk **bulk);
 
+/* ZS_OK, or what made collectives on the devices fail: an error of theirs, another rank's failure,
+ * or one that was not done within the communicator's time-out. Who waits for a device asks after
+ * it: by then what was queued has ended, done or not. */
+zs_status zs_bulk_check(zs_bulk *bulk);
+/* Ends what is queued on this rank's device, so that nobody waits for it for ever. */
+void zs_bulk_abort(zs_bulk *bulk, const char *message);
+
 /* One buffer of a call, as in zs_comm_all_gather and zs_comm_reduce_scatter. */
 typedef struct zs_piece {
     const void *send;

@@ -250,6 +250,16 @@ fail:
     return status;
 }
 
+zs_status zs_comm_check(zs_comm *comm)
+{
+    return comm->ops->check(comm);
+}
+
+double zs_comm_timeout(const zs_comm *comm)
+{
+    return comm->timeout_s;
+}
+
 int zs_comm_rank(const zs_comm *comm)
 {
     return comm ? comm->rank : -1;

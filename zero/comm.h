@@ -18,6 +18,10 @@ zs_status zs_comm_reduce_scatter(zs_comm *comm, zs_math *math, const char *what,
 /* Only compares what the ranks are at, for data that moves by other means (zero/bulk.h). bytes and
  * dtype as a reduce-scatter (reduce 1) or an all-gather (0) of that much would name them. */
 zs_status zs_comm_meet(zs_comm *comm, const char *what, int reduce, uint64_t bytes, zs_dtype dtype);
+/* ZS_OK, or what made comm fail. Any thread. */
+zs_status zs_comm_check(zs_comm *comm);
+/* How long a rank waits for another, 0: not known here. */
+double zs_comm_timeout(const zs_comm *comm);
 zs_status zs_comm_barrier(zs_comm *comm, const char *what);
 /* Every rank brings its local outcome (with zs_last_error set if bad). All OK: ZS_OK everywhere.
  * Else the failing ranks get their own status back, the others ZS_ERR_COMM with the lowest failing

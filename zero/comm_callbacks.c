@@ -147,6 +147,11 @@ static zs_status process_barrier(zs_comm *comm)
     return judge(self, callbacks->barrier(callbacks->cookie), "barrier");
 }
 
+static zs_status process_check(zs_comm *comm)
+{
+    return check_failed(self_of(comm));
+}
+
 static void process_abort(zs_comm *comm, const char *message)
 {
     process_comm *self = self_of(comm);
@@ -178,6 +183,7 @@ static const zs_comm_ops process_ops = {
     .exchange = process_exchange,
     .all_gather = process_all_gather,
     .reduce_scatter = process_reduce_scatter,
+    .check = process_check,
     .barrier = process_barrier,
     .abort = process_abort,
     .close = process_close,
@@ -195,6 +201,7 @@ zs_status zs_comm_open_transport(const zs_comm_transport *transport, int rank, i
                            .rank = rank,
                            .world = world,
                            .local_ranks = transport->local_ranks,
+                           .timeout_s = transport->timeout_s,
                            .pid = getpid()};
     self->transport = *transport;
     self->piece = (size_t)BOUNCE_BYTES / (size_t)world / 64 * 64;

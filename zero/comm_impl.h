@@ -55,6 +55,8 @@ typedef struct zs_comm_ops {
     zs_status (*all_gather)(zs_comm *comm, const void *send, void *recv, size_t bytes);
     zs_status (*reduce_scatter)(zs_comm *comm, zs_math *math, const void *send, void *recv,
                                 uint64_t count, zs_dtype dtype);
+    /* ZS_OK, or what made the communicator fail; any thread. */
+    zs_status (*check)(zs_comm *comm);
     /* NULL: an exchange is one already. */
     zs_status (*barrier)(zs_comm *comm);
     void (*abort)(zs_comm *comm, const char *message);
@@ -66,6 +68,7 @@ struct zs_comm {
     const zs_comm_ops *ops;
     int rank, world;
     int local_ranks;
+    double timeout_s; /* 0: it has none of its own */
     pid_t pid; /* that opened it: a forked child shares peers and sockets it must not touch */
     const zs_comm_desc *now; /* the call in progress */
     const zs_comm_desc *peer[ZS_COMM_RANKS];
@@ -79,6 +82,7 @@ const char *zs_comm_describe(const zs_comm_desc *desc, char *text, size_t bytes)
 typedef struct zs_comm_transport {
     zs_comm_callbacks callbacks;
     int local_ranks;
+    double timeout_s;            /* 0: the callbacks' own */
     int timeout_code;            /* what a callback returns for a time-out; 0: none */
     int in_place;                /* all_gather takes send == recv + rank * bytes */
     size_t max_bytes;            /* of one call of all_gather */

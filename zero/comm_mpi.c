@@ -49,6 +49,7 @@ zs_status zs_comm_open_mpi(double timeout_s, zs_comm **out)
         zs_comm_transport transport = {
             .callbacks = job.callbacks,
             .local_ranks = job.local_ranks,
+            .timeout_s = timeout_s,
             .timeout_code = ZS_MPI_LATE,
             .in_place = 1,
             .max_bytes = INT_MAX,

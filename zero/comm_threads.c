@@ -212,6 +212,17 @@ static zs_status threads_reduce_scatter(zs_comm *comm, zs_math *math, const void
         comm, math->ops->sum_sources(math, NULL, recv, dtype, source, (size_t)comm->world, count));
 }
 
+static zs_status threads_check(zs_comm *comm)
+{
+    hub *h = hub_of(comm);
+    zs_status status = ZS_OK;
+    pthread_mutex_lock(&h->lock);
+    if (h->failed)
+        status = zs_fail(ZS_ERR_COMM, "%s", h->message);
+    pthread_mutex_unlock(&h->lock);
+    return status;
+}
+
 static void threads_abort(zs_comm *comm, const char *message)
 {
     hub *h = hub_of(comm);
@@ -246,6 +257,7 @@ static const zs_comm_ops threads_ops = {
     .exchange = threads_exchange,
     .all_gather = threads_all_gather,
     .reduce_scatter = threads_reduce_scatter,
+    .check = threads_check,
     .abort = threads_abort,
     .close = threads_close,
 };
@@ -288,8 +300,12 @@ zs_status zs_comm_open_threads(int world, double timeout_s, zs_comm **out)
             free_hub(h);
             return zs_fail(ZS_ERR_NOMEM, "zs_comm_open_threads: no memory for %d ranks", world);
         }
-        comm->base = (zs_comm){
-            .ops = &threads_ops, .rank = r, .world = world, .local_ranks = world, .pid = getpid()};
+        comm->base = (zs_comm){.ops = &threads_ops,
+                               .rank = r,
+                               .world = world,
+                               .local_ranks = world,
+                               .timeout_s = timeout_s,
+                               .pid = getpid()};
         comm->hub = h;
         out[r] = &comm->base;
     }

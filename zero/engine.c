@@ -85,6 +85,7 @@ zs_status zs_engine_break(zs_engine *e, zs_status status)
         return status;
     e->broken = status;
     e->broken_why = strdup(zs_last_error());
+    zs_bulk_abort(e->bulk, zs_last_error());
     /* When a peer or the transport failed, the others know already. */
     if (!e->all_know && status != ZS_ERR_COMM && status != ZS_ERR_TIMEOUT &&
         status != ZS_ERR_MISMATCH)
@@ -259,7 +260,8 @@ zs_status zs_engine_join(zs_engine *e)
 
 zs_status zs_engine_settle(zs_engine *e)
 {
-    return e->device->ops->stream_sync(e->device, e->work);
+    ZS_CHECK(e->device->ops->stream_sync(e->device, e->work));
+    return e->bulk ? zs_bulk_check(e->bulk) : ZS_OK;
 }
 
 zs_status zs_engine_open(const zs_engine_config *config, zs_comm *comm, zs_engine **out)
@@ -323,6 +325,8 @@ void zs_engine_close(zs_engine **engine)
         return; /* the child of a fork owns nothing of it */
     /* What is queued may still use what is about to go, the caller's part of it too. */
     if (e->device && !e->device->host_access) {
+        if (e->broken != ZS_OK)
+            zs_bulk_abort(e->bulk, "the engine is closed after a failure");
         (void)e->device->ops->stream_sync(e->device, e->compute);
         if (e->work)
             (void)zs_engine_settle(e);

@@ -3,6 +3,7 @@
 #include "device/cuda/cuda.h"
 #include "kernels/cuda/math.h"
 #include "kernels/cuda/nn.h"
+#include "zero/nccl/nccl.h"
 
 const zs_cuda_host *zs_cuda_host_table;
 
@@ -32,6 +33,13 @@ static const zs_cuda_plugin plugin = {
     .device_open = zs_cuda_device_open,
     .math_open = zs_cuda_math_open,
     .nn_open = zs_cuda_nn_open,
+    .nccl_id = zs_nccl_id,
+    .nccl_open = zs_nccl_open,
+    .nccl_all_gather = zs_nccl_all_gather,
+    .nccl_reduce_scatter = zs_nccl_reduce_scatter,
+    .nccl_check = zs_nccl_check,
+    .nccl_abort = zs_nccl_abort,
+    .nccl_close = zs_nccl_close,
 };
 
 const zs_cuda_plugin *zs_cuda_plugin_table(void)

@@ -155,10 +155,20 @@ static void resume(int world)
     job_free(&base);
 }
 
+static void several_ranks(void **state)
+{
+    (void)state;
+    matrix(&(variant){.world = 2, .micros = 2});
+    matrix(&(variant){.world = 3, .micros = 2, .use_buffer = 1, .stride = 5});
+    matrix(&(variant){.world = 4, .micros = 1, .grad_dtype = ZS_BF16, .stride = 5});
+    matrix(&(variant){.world = 2, .micros = 3, .boundary = 1, .stride = 5});
+}
+
 static void resumed(void **state)
 {
     (void)state;
     resume(1);
+    resume(2);
 }
 
 static void one_rank(void **state)
@@ -177,6 +187,7 @@ int main(void)
         return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_rank),
+        cmocka_unit_test(several_ranks),
         cmocka_unit_test(resumed),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -25,7 +25,7 @@ AT_REST = {"offload/reader.h", "offload/store.h", "zero/header.h", "zero/manifes
 AT_REST |= {"zero/saved.h"}
 EXTRA = {
     # libzspill-cuda.so: one thin file calls CUDA's run time, one entry names all that is in it.
-    "device/cuda/plugin.c": {"kernels/cuda/math.h"},
+    "device/cuda/plugin.c": {"kernels/cuda/math.h", "zero/nccl/nccl.h"},
     "kernels/cuda/": {"device"},
     "cli/doctor.c": {"io"},
     "cli/export.c": AT_REST,
@@ -38,6 +38,7 @@ EXTRA = {
 LIBRARIES = {
     "cuda_runtime.h": {"kernels"},
     "cuda_runtime_api.h": {"device", "kernels"},
+    "nccl.h": {"zero"},
     "liburing.h": {"io"},
     "libaio.h": {"io"},
     "mpi.h": {"zero"},

@@ -4,14 +4,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <pthread.h>
 #include <sys/mman.h>
 
-#include "tests/emu/schedule.h"
+#include "tests/emu/worker.h"
 
-#ifdef EMU_TSAN
-#include <sanitizer/tsan_interface.h>
-#endif
 #ifdef EMU_ASAN
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
@@ -19,79 +15,7 @@
 
 __thread emu_place emu_here;
 
-constexpr size_t STACK_BYTES = 128 << 10;
-constexpr size_t PAGE = 4096;
-constexpr size_t RED_ZONE = 64;
-constexpr int MAX_SITES = 64;
-constexpr size_t SHARED_BYTES = EMU_MAX_SHARED + (MAX_SITES + 1) * RED_ZONE;
-constexpr int WARPS = EMU_MAX_THREADS / EMU_WARP;
-constexpr int ORDER_POINTS = 1024;
-constexpr int SPARE_FIBERS = 8; /* under ThreadSanitizer: the least that take turns */
-constexpr size_t MAX_WORKERS = 64;
-/* A block has the memory of the one LANES before it, and is ordered after that one only. */
-#ifdef EMU_TSAN
-constexpr unsigned LANES = 2;
-#else
-constexpr unsigned LANES = 1;
-#endif
-
-struct Fiber {
-    void *stack_pointer;
-    char *stack;
-    void *tsan;
-    void *fake_stack;
-    Fiber *next_free;
-    uint3 thread;
-    int linear;
-    int line; /* of what it waits in, 0: it does not */
-    bool fenced;
-};
-
-/* Lanes that meet; one for each lowest lane of a mask. Two turns of values: a lane may be at the
- * next meeting while another still reads. */
-struct Meeting {
-    uint32_t mask, arrived;
-    int line, turn;
-    void *order[2];
-    uint64_t values[2][EMU_WARP];
-};
-
-struct Warp {
-    uint32_t lanes, exited;
-    Meeting meetings[EMU_WARP];
-};
-
-struct Worker {
-    const emu_grid *grid;
-    int threads, next, done;
-    int arrived, line; /* at the block's barrier */
-    unsigned turn;
-    void *barrier_order[2];
-    int order[EMU_MAX_THREADS];
-    Fiber *running[EMU_MAX_THREADS]; /* by linear thread index */
-    Fiber *ready[EMU_MAX_THREADS];
-    int ready_first, ready_count;
-    Warp warps[WARPS];
-    Fiber *free_first, *free_last;
-    int free_count, fibers;
-    void *stack_pointer, *tsan, *fake_stack;
-    const void *stack_bottom;
-    size_t stack_size;
-    char *shared; /* of the present block: one of shareds */
-    size_t shared_used, static_bytes;
-    struct {
-        const void *site;
-        size_t offset;
-    } sites[MAX_SITES];
-    int site_count;
-    unsigned order_used;
-    char order_points[ORDER_POINTS * 8];
-    char *shareds[LANES];
-    unsigned blocks; /* begun so far */
-    char begin, ends[LANES][2][8];
-};
-
-static __thread Worker *worker __attribute__((tls_model("initial-exec")));
+__thread Worker *emu_worker;
 static __thread Fiber *current __attribute__((tls_model("initial-exec")));
 
 extern "C" void emu_switch(void **save, void *to);
@@ -106,7 +30,7 @@ asm(".text\n"
 
 void emu_kernel_die(const char *what, int line, int other_line)
 {
-    const Worker *w = worker;
+    const Worker *w = emu_worker;
     fprintf(stderr, "emulated CUDA: kernel %s: %s", w->grid->kernel, what);
     if (line)
         fprintf(stderr, ", line %d", line);
@@ -122,22 +46,6 @@ void emu_kernel_die(const char *what, int line, int other_line)
 }
 
 /* ---- what the sanitizers are told ---- */
-
-static void release(void *point)
-{
-#ifdef EMU_TSAN
-    __tsan_release(point);
-#endif
-    (void)point;
-}
-
-static void acquire(void *point)
-{
-#ifdef EMU_TSAN
-    __tsan_acquire(point);
-#endif
-    (void)point;
-}
 
 /* A fresh one for each barrier, in turn, so that a block's barriers do not order the next one's. */
 static void *order_point(Worker *w)
@@ -258,11 +166,13 @@ static void fiber_main()
 {
     Fiber *fiber = current;
 #ifdef EMU_ASAN
-    __sanitizer_finish_switch_fiber(nullptr, &worker->stack_bottom, &worker->stack_size);
+    __sanitizer_finish_switch_fiber(nullptr, &emu_worker->stack_bottom, &emu_worker->stack_size);
 #endif
     for (;;) {
-        Worker *w = worker;
-        acquire(&w->begin);
+        Worker *w = emu_worker;
+        if (fiber->launch != w->launches) /* else it has: it is dear */
+            acquire(&w->begin);
+        fiber->launch = w->launches;
         acquire(end_point(w, true));
         w->grid->thread(w->grid->argument);
         end_thread(w, fiber);
@@ -347,7 +257,7 @@ static void begin_block(Worker *w)
     }
 }
 
-static void run_block(Worker *w)
+void emu_run_block(Worker *w)
 {
     begin_block(w);
     while (w->done < w->threads) {
@@ -369,7 +279,7 @@ static void run_block(Worker *w)
 
 void emu_sync_block(int line)
 {
-    Worker *w = worker;
+    Worker *w = emu_worker;
     Fiber *fiber = current;
     if (w->done)
         emu_kernel_die("__syncthreads after another thread has ended", line, 0);
@@ -397,7 +307,7 @@ void emu_sync_block(int line)
 
 const uint64_t *emu_meet(uint32_t mask, uint64_t value, int line)
 {
-    Worker *w = worker;
+    Worker *w = emu_worker;
     Fiber *fiber = current;
     const int lane = fiber->linear % EMU_WARP, first = fiber->linear - lane;
     Warp *warp = &w->warps[first / EMU_WARP];
@@ -432,7 +342,7 @@ const uint64_t *emu_meet(uint32_t mask, uint64_t value, int line)
 
 uint32_t emu_present(uint32_t mask)
 {
-    return mask & worker->warps[current->linear / EMU_WARP].lanes;
+    return mask & emu_worker->warps[current->linear / EMU_WARP].lanes;
 }
 
 unsigned emu_lane()
@@ -452,14 +362,14 @@ bool emu_fenced()
 
 void *emu_shared_dynamic()
 {
-    if (!worker->grid->dynamic_shared)
+    if (!emu_worker->grid->dynamic_shared)
         emu_kernel_die("dynamic shared memory is used and none was given to the launch", 0, 0);
-    return worker->shared;
+    return emu_worker->shared;
 }
 
 void *emu_shared(const void *site, size_t bytes, size_t alignment)
 {
-    Worker *w = worker;
+    Worker *w = emu_worker;
     for (int i = 0; i < w->site_count; i++)
         if (w->sites[i].site == site)
             return w->shared + w->sites[i].offset;
@@ -479,124 +389,8 @@ void *emu_shared(const void *site, size_t bytes, size_t alignment)
     return w->shared + offset;
 }
 
-/* ---- a grid ---- */
-
-static pthread_key_t worker_key;
-static pthread_once_t worker_once = PTHREAD_ONCE_INIT;
-
-static void delete_worker(void *ptr)
+void emu_trim_fibers(Worker *w, int most)
 {
-    Worker *w = (Worker *)ptr;
-    while (w->free_count)
+    while (w->fibers > most && w->free_count)
         delete_fiber(w, pop_free(w));
-    for (char *shared : w->shareds) {
-        unpoison(shared, SHARED_BYTES);
-        free(shared);
-    }
-    free(w);
-}
-
-static void make_worker_key()
-{
-    pthread_key_create(&worker_key, delete_worker);
-}
-
-/* Of this thread of the CPU. */
-static Worker *get_worker()
-{
-    if (!worker) {
-        pthread_once(&worker_once, make_worker_key);
-        worker = (Worker *)calloc(1, sizeof *worker);
-        if (!worker)
-            abort();
-        for (char *&shared : worker->shareds)
-            if (!(shared = (char *)aligned_alloc(128, SHARED_BYTES / 128 * 128 + 128)))
-                abort();
-        pthread_setspecific(worker_key, worker);
-    }
-    return worker;
-}
-
-struct Order {
-    enum { FORWARD, REVERSE, RANDOM } kind;
-    unsigned seed;
-};
-
-static Order read_order()
-{
-    const char *text = getenv("ZS_EMU_ORDER");
-    if (!text || !strcmp(text, "fwd"))
-        return {Order::FORWARD, 0};
-    if (!strcmp(text, "rev"))
-        return {Order::REVERSE, 0};
-    if (!strncmp(text, "rand", 4) && (!text[4] || text[4] == ':'))
-        return {Order::RANDOM, text[4] ? (unsigned)strtoul(text + 5, nullptr, 0) : 1};
-    fprintf(stderr, "emulated CUDA: ZS_EMU_ORDER is '%s', not fwd, rev or rand[:SEED]\n", text);
-    abort();
-}
-
-static void choose_order(Worker *w, unsigned salt)
-{
-    static const Order order = read_order();
-    for (int t = 0; t < w->threads; t++)
-        w->order[t] = order.kind == Order::REVERSE ? w->threads - 1 - t : t;
-    unsigned state = (order.seed + salt) * 2654435761u + 1;
-    for (int t = w->threads - 1; t > 0 && order.kind == Order::RANDOM; t--) {
-        state = state * 1664525u + 1013904223u;
-        const int other = (int)((state >> 8) % (unsigned)(t + 1)), kept = w->order[t];
-        w->order[t] = w->order[other];
-        w->order[other] = kept;
-    }
-}
-
-struct Share {
-    const emu_grid *grid;
-    size_t first, step;
-};
-
-static void *run_share(void *ptr)
-{
-    const Share *share = (const Share *)ptr;
-    const emu_grid *grid = share->grid;
-    const size_t x = grid->grid.x, y = grid->grid.y, blocks = x * y * grid->grid.z;
-    Worker *w = get_worker();
-    w->grid = grid;
-    w->threads = (int)(grid->block.x * grid->block.y * grid->block.z);
-    emu_here.block_dim = grid->block;
-    emu_here.grid_dim = grid->grid;
-    choose_order(w, (unsigned)share->first);
-    release(&w->begin);
-#ifdef EMU_TSAN
-    w->tsan = __tsan_get_current_fiber();
-#endif
-    for (size_t b = share->first; b < blocks; b += share->step) {
-        emu_here.block = {(unsigned)(b % x), (unsigned)(b / x % y), (unsigned)(b / x / y)};
-        run_block(w);
-    }
-    for (auto &lane : w->ends)
-        for (auto &point : lane)
-            acquire(point);
-    /* ThreadSanitizer has some thousands of threads for all streams together. */
-    while (w->fibers > 256 + SPARE_FIBERS && w->free_count)
-        delete_fiber(w, pop_free(w));
-    return nullptr;
-}
-
-void emu_run_grid(const emu_grid &grid)
-{
-    static const char *text = getenv("ZS_EMU_THREADS");
-    static const size_t wanted = text ? strtoul(text, nullptr, 0) : 1;
-    const size_t blocks = (size_t)grid.grid.x * grid.grid.y * grid.grid.z;
-    size_t count = wanted < blocks ? wanted : blocks;
-    count = count < 1 ? 1 : count > MAX_WORKERS ? MAX_WORKERS : count;
-    Share shares[MAX_WORKERS];
-    pthread_t threads[MAX_WORKERS];
-    for (size_t i = 0; i < count; i++)
-        shares[i] = {&grid, i, count};
-    for (size_t i = 1; i < count; i++)
-        if (pthread_create(&threads[i], nullptr, run_share, &shares[i]) != 0)
-            abort();
-    run_share(&shares[0]);
-    for (size_t i = 1; i < count; i++)
-        pthread_join(threads[i], nullptr);
 }

@@ -57,17 +57,18 @@ static int list(const zs_store *store, int (*pass)(const zs_store *, int), uint6
     }
 }
 
-static int is_whole(const zs_store *store, int area)
+/* What the agreement of the ranks may fall upon. With one slot that is the newest, and the one
+ * before it only where nothing has been written over since. */
+static int may_be_taken(const zs_store *store, int area)
 {
-    return store->whole[area];
+    const zs_superblock *super = &store->super[area];
+    return store->whole[area] &&
+           (super->slot_count > 1 || area == store->committed || !super->dirty);
 }
 
 int zs_store_commits(const zs_store *store, uint64_t commits[ZS_STORE_SLOTS_MOST])
 {
-    /* With one slot the older superblock names what has been written over. */
-    if (store->committed >= 0 && store->super[store->committed].slot_count == 1)
-        return zs_store_kept(store, commits);
-    return list(store, is_whole, commits);
+    return list(store, may_be_taken, commits);
 }
 
 int zs_store_kept(const zs_store *store, uint64_t commits[ZS_STORE_SLOTS_MOST])

@@ -13,7 +13,7 @@
 #include "base/fork.h"
 #include "base/status.h"
 #include "base/util.h"
-#include "offload/store.h"
+#include "offload/store_internal.h"
 
 /* The label, the first page: docs/format.md. */
 enum {
@@ -22,8 +22,6 @@ enum {
     LABEL_MORE_AREAS = 20,
     LABEL_FILE_BYTES = 24,
     LABEL_CRC = 32,
-    HOLDER_OFFSET = 512,
-    HOLDER_BYTES = 64,
     AREAS_LEAST = 2,
     SUPER_MOST = 1 << 30 /* more than any geometry makes: a label beyond it is damaged */
 };
@@ -59,100 +57,6 @@ static void label_make(unsigned char label[LABEL_FIXED], uint64_t superblock_byt
     put_bytes(label + LABEL_CRC, zs_crc32c(0, label, LABEL_CRC), 4);
 }
 
-/* All of bytes, fewer only at the end of the file; -1 with errno. */
-static ssize_t read_at(int fd, void *out, size_t bytes, uint64_t offset)
-{
-    size_t done = 0;
-    while (done < bytes) {
-        ssize_t n = pread(fd, (char *)out + done, bytes - done, (off_t)(offset + done));
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return -1;
-        if (n == 0)
-            break;
-        done += (size_t)n;
-    }
-    return (ssize_t)done;
-}
-
-static zs_status write_at(const zs_store *store, const void *data, size_t bytes, uint64_t offset)
-{
-    size_t done = 0;
-    while (done < bytes) {
-        ssize_t n =
-            pwrite(store->lock_fd, (const char *)data + done, bytes - done, (off_t)(offset + done));
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return zs_fail(errno == ENOSPC ? ZS_ERR_NOSPACE : ZS_ERR_IO,
-                           "store '%s': writing who holds it: %s", store->path, strerror(errno));
-        done += (size_t)n;
-    }
-    return ZS_OK;
-}
-
-static zs_status set_holder(const zs_store *store, int held)
-{
-    char text[HOLDER_BYTES] = {0};
-    if (held)
-        snprintf(text, sizeof text, "held by process %ld\n", (long)getpid());
-    return write_at(store, text, sizeof text, HOLDER_OFFSET);
-}
-
-static zs_status fail_locked(const zs_store *store, int fd)
-{
-    char text[HOLDER_BYTES] = {0};
-    long pid = 0;
-    if (read_at(fd, text, sizeof text - 1, HOLDER_OFFSET) <= 0 ||
-        sscanf(text, "held by process %ld", &pid) != 1)
-        return zs_fail(ZS_ERR_LOCKED,
-                       "store '%s' is held by another process: end it, or use another directory",
-                       store->path);
-    return zs_fail(ZS_ERR_LOCKED,
-                   "store '%s' is held by process %ld: end it, or use another directory",
-                   store->path, pid);
-}
-
-/* Opens and locks; a file that its holder removed meanwhile is not the one meant. */
-static zs_status open_locked(zs_store *store)
-{
-    for (;;) {
-        int made = 1;
-        int fd = open(store->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (fd < 0 && errno == EEXIST) {
-            made = 0;
-            fd = open(store->path, O_RDWR | O_CLOEXEC);
-            if (fd < 0 && errno == ENOENT)
-                continue;
-        }
-        if (fd < 0)
-            return zs_fail(ZS_ERR_IO,
-                           "store '%s' cannot be opened: %s: make the directory writable, or use "
-                           "another one",
-                           store->path, strerror(errno));
-        if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
-            zs_status status = errno == EWOULDBLOCK
-                                   ? fail_locked(store, fd)
-                                   : zs_fail(ZS_ERR_IO,
-                                             "store '%s' cannot be locked: %s: use a file system "
-                                             "that has locks",
-                                             store->path, strerror(errno));
-            close(fd);
-            return status;
-        }
-        struct stat by_fd, by_path;
-        if (fstat(fd, &by_fd) < 0 || stat(store->path, &by_path) < 0 ||
-            by_fd.st_ino != by_path.st_ino || by_fd.st_dev != by_path.st_dev) {
-            close(fd);
-            continue;
-        }
-        store->lock_fd = fd;
-        store->made_file = made;
-        return zs_fork_guard_fd(fd);
-    }
-}
-
 static int all_zero(const unsigned char *data, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i++)
@@ -168,8 +72,8 @@ static zs_status read_area(zs_store *store, uint64_t superblock_bytes, int area)
     if (!data)
         return zs_fail(ZS_ERR_NOMEM, "no memory for a superblock of %llu bytes",
                        (unsigned long long)superblock_bytes);
-    ssize_t got =
-        read_at(store->lock_fd, data, superblock_bytes, area_offset(superblock_bytes, area));
+    ssize_t got = zs_store_read_at(store->lock_fd, data, superblock_bytes,
+                                   area_offset(superblock_bytes, area));
     zs_status status = ZS_OK;
     if (got < 0) {
         status = zs_fail(ZS_ERR_IO, "store '%s': reading superblock %c: %s", store->path,
@@ -238,7 +142,7 @@ static zs_status read_existing(zs_store *store)
 {
     unsigned char head[2 * ZS_PAGE], want[LABEL_FIXED];
     struct stat st;
-    ssize_t got = read_at(store->lock_fd, head, sizeof head, 0);
+    ssize_t got = zs_store_read_at(store->lock_fd, head, sizeof head, 0);
     if (got < 0 || fstat(store->lock_fd, &st) < 0)
         return zs_fail(ZS_ERR_IO, "store '%s': reading its label: %s", store->path,
                        strerror(errno));
@@ -298,7 +202,7 @@ zs_status zs_store_lock(const char *dir, uint64_t generation, int rank, const zs
             zs_fail(ZS_ERR_IO, "state directory '%s' cannot be made: %s", dir, strerror(errno));
         goto fail;
     }
-    ZS_TRY(open_locked(out));
+    ZS_TRY(zs_store_open_locked(out));
     ZS_TRY(read_existing(out));
     return ZS_OK;
 fail:
@@ -344,7 +248,7 @@ void zs_store_sweep(const char *dir, const uint64_t keep[2])
         if (fd < 0)
             continue;
         if (flock(fd, LOCK_EX | LOCK_NB) == 0 &&
-            read_at(fd, magic, sizeof magic, 0) == (ssize_t)sizeof magic &&
+            zs_store_read_at(fd, magic, sizeof magic, 0) == (ssize_t)sizeof magic &&
             memcmp(magic, label_magic, sizeof magic) == 0)
             (void)unlinkat(dirfd(entries), entry->d_name, 0);
         close(fd);
@@ -380,22 +284,6 @@ static zs_status put(zs_store *store, uint64_t offset, const void *data, uint64_
     ZS_CHECK(status);
     ZS_CHECK(waited);
     return zs_file_sync(store->io, store->file);
-}
-
-zs_status zs_store_share(const char *path, int *fd)
-{
-    const zs_store store = {.path = (char *)path};
-    zs_status status = ZS_OK;
-    *fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (*fd < 0)
-        return zs_fail(ZS_ERR_IO, "store '%s' cannot be opened: %s", path, strerror(errno));
-    if (flock(*fd, LOCK_SH | LOCK_NB) < 0 && errno == EWOULDBLOCK) {
-        status = fail_locked(&store, *fd);
-        close(*fd);
-        *fd = -1;
-    }
-    /* A file system without locks is good enough to read from. */
-    return status;
 }
 
 static zs_status allocate_file(zs_store *store)
@@ -439,18 +327,8 @@ zs_status zs_store_allocate(zs_store *store, const zs_store_geometry *geometry, 
         store->area_count = geometry->area_count;
         ZS_CHECK(allocate_file(store));
     }
-    return set_holder(store, 1);
-}
-
-zs_status zs_store_check_present(const zs_store *store)
-{
-    struct stat info;
-    if (store->lock_fd < 0 || fstat(store->lock_fd, &info) < 0 || info.st_nlink)
-        return ZS_OK;
-    return zs_fail(ZS_ERR_IO,
-                   "store '%s' was removed while in use: no state can be kept in it; leave the "
-                   "directory alone while the run lasts",
-                   store->path);
+    ZS_CHECK(zs_store_lock_writes(store));
+    return zs_store_set_holder(store, 1);
 }
 
 zs_status zs_store_publish(zs_store *store, zs_superblock *super)
@@ -533,7 +411,7 @@ void zs_store_close(zs_store *store)
         if (store->made_file && store->committed < 0)
             (void)unlink(store->path);
         else if (store->file || store->geometry)
-            (void)set_holder(store, 0);
+            (void)zs_store_set_holder(store, 0);
         zs_fork_unguard_fd(store->lock_fd);
         /* Closing alone would leave it to a child that is being forked right now. */
         (void)flock(store->lock_fd, LOCK_UN);

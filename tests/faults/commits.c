@@ -437,6 +437,43 @@ static void one_slot(zs_tier tier, int aliased)
     temp_remove(&dir);
 }
 
+/* One slot, and another rank lacks the newest commit: the one before serves where nothing has been
+ * written over since. */
+static void test_one_slot_one_ahead(void **state)
+{
+    temp_dir dir;
+    rig r;
+    uint64_t commits[ZS_STATES_COMMITS_MOST];
+    int found;
+    temp_make(&dir);
+    rig_config config = store_rig_nvme(&dir);
+    config.slots = 1;
+    OK(rig_open(&r, &config));
+    OK(rig_load(&r));
+    while (r.step < 3) {
+        OK(rig_step(&r));
+        commit_as(&r, r.step);
+    }
+    commit_as(&r, 4); /* after a step that was skipped */
+    rig_close(&r);
+    OK(rig_open(&r, &config));
+    OK(zs_states_committed(r.states, commits, &found));
+    assert_int_equal(found, 2);
+    assert_int_equal(commits[0], 4);
+    assert_int_equal(commits[1], 3);
+    OK(zs_states_adopt(r.states, 3));
+    go_to(&r, 3);
+    store_rig_expect(&r, 3);
+    OK(rig_step(&r));
+    commit_as(&r, 5);
+    OK(zs_states_committed(r.states, commits, &found));
+    assert_int_equal(found, 1);
+    assert_int_equal(commits[0], 5);
+    store_rig_expect(&r, 4);
+    rig_close(&r);
+    temp_remove(&dir);
+}
+
 static void test_one_slot_nvme(void **state)
 {
     one_slot(ZS_TIER_NVME, 0);
@@ -472,13 +509,21 @@ static void test_other_run(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_kill_nvme),     cmocka_unit_test(test_kill_host),
-        cmocka_unit_test(test_prepared_only), cmocka_unit_test(test_one_ahead),
-        cmocka_unit_test(test_commit_twice),  cmocka_unit_test(test_afresh_over_old),
-        cmocka_unit_test(test_one_slot_nvme), cmocka_unit_test(test_one_slot_partly_resident),
-        cmocka_unit_test(test_one_slot_host), cmocka_unit_test(test_other_run),
-        cmocka_unit_test(test_keep_nvme),     cmocka_unit_test(test_keep_partly_resident),
-        cmocka_unit_test(test_keep_host),     cmocka_unit_test(test_keep_damaged),
+        cmocka_unit_test(test_kill_nvme),
+        cmocka_unit_test(test_kill_host),
+        cmocka_unit_test(test_prepared_only),
+        cmocka_unit_test(test_one_ahead),
+        cmocka_unit_test(test_commit_twice),
+        cmocka_unit_test(test_afresh_over_old),
+        cmocka_unit_test(test_one_slot_one_ahead),
+        cmocka_unit_test(test_one_slot_nvme),
+        cmocka_unit_test(test_one_slot_partly_resident),
+        cmocka_unit_test(test_one_slot_host),
+        cmocka_unit_test(test_other_run),
+        cmocka_unit_test(test_keep_nvme),
+        cmocka_unit_test(test_keep_partly_resident),
+        cmocka_unit_test(test_keep_host),
+        cmocka_unit_test(test_keep_damaged),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

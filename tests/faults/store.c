@@ -2,6 +2,8 @@
 /* What must not harm the store, or must be refused: damaged files, strangers' files, second
  * openers, full disks. */
 #include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +11,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/util.h"
@@ -180,6 +183,51 @@ static void test_forked_child_outlives_holder(void **state)
         close(stop[i]);
         close(ready[i]);
     }
+    temp_remove(&dir);
+}
+
+/* The lock of the file that a store's writes go through, tried by somebody else: 0, or errno. */
+static int try_writes_lock(int fd, short type)
+{
+    const struct flock whole = {.l_type = type, .l_whence = SEEK_SET};
+    return fcntl(fd, F_OFD_SETLK, &whole) ? errno : 0;
+}
+
+static void *close_soon(void *fd)
+{
+    const struct timespec pause = {0, 100 * 1000 * 1000};
+    nanosleep(&pause, NULL);
+    close(*(int *)fd);
+    return NULL;
+}
+
+/* A killed process whose writes are still under way holds the file that they go through. */
+static void test_writes_under_way(void **state)
+{
+    temp_dir dir;
+    rig r;
+    int found;
+    pthread_t thread;
+    temp_make(&dir);
+    rig_config config = store_rig_nvme(&dir);
+    store_rig_make(config, 2);
+    char *path = store_rig_path(&dir);
+    int late = open(path, O_RDWR);
+    assert_int_equal(try_writes_lock(late, F_WRLCK), 0);
+    REFUSED(rig_open(&r, &config), ZS_ERR_LOCKED, path, "still under way after 5 seconds",
+            "try again");
+    rig_close(&r);
+    assert_int_equal(pthread_create(&thread, NULL, close_soon, &late), 0);
+    OK(rig_open(&r, &config));
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    OK(rig_resume(&r, &found));
+    store_rig_expect(&r, 2);
+    late = open(path, O_RDWR);
+    assert_int_equal(try_writes_lock(late, F_WRLCK), EAGAIN);
+    rig_close(&r);
+    assert_int_equal(try_writes_lock(late, F_WRLCK), 0);
+    close(late);
+    free(path);
     temp_remove(&dir);
 }
 
@@ -517,6 +565,7 @@ int main(void)
         cmocka_unit_test(test_stranger),
         cmocka_unit_test(test_second_opener),
         cmocka_unit_test(test_forked_child_outlives_holder),
+        cmocka_unit_test(test_writes_under_way),
         cmocka_unit_test(test_directories),
         cmocka_unit_test(test_disk_too_small),
         cmocka_unit_test(test_file_size_limit),

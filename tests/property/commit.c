@@ -187,6 +187,7 @@ static int run_mutation(mutation m, int trace)
     for (size_t i = 0; i < sizeof smallest / sizeof *smallest; i++) {
         model_config config = smallest[i];
         config.mutation = m;
+        config.slots = model_slots(m);
         if (!run(&config))
             continue;
         printf("%s: found after %u states: %s\n", model_name(m), x.count, x.violation);
@@ -200,9 +201,9 @@ static int run_mutation(mutation m, int trace)
 static int run_as_built(const model_config *config)
 {
     const char *why = run(config);
-    printf("%d rank(s), then %d, %d chunk(s)%s: %u states: %s\n", config->worlds[0],
-           config->worlds[1], config->chunks, config->over ? ", also starting over" : "", x.count,
-           why ? why : "no commit is lost");
+    printf("%d rank(s), then %d, %d chunk(s), %d slot(s)%s: %u states: %s\n", config->worlds[0],
+           config->worlds[1], config->chunks, config->slots,
+           config->over ? ", also starting over" : "", x.count, why ? why : "no commit is lost");
     if (why)
         print_trace(config, 1);
     fflush(stdout);
@@ -212,17 +213,26 @@ static int run_as_built(const model_config *config)
 int main(int argc, char **argv)
 {
     static const model_config short_runs[] = {
-        {.worlds = {2, 0}, .chunks = 1, .over = 1},
-        {.worlds = {2, 0}, .chunks = 2},
-        {.worlds = {2, 1}, .chunks = 1},
-        {.worlds = {3, 0}, .chunks = 1},
+        {.worlds = {2, 0}, .chunks = 2, .slots = 2, .over = 1},
+        {.worlds = {2, 1}, .chunks = 1, .slots = 2},
+        {.worlds = {3, 0}, .chunks = 1, .slots = 2},
+        {.worlds = {2, 0}, .chunks = 2, .slots = 1},
+        {.worlds = {2, 0}, .chunks = 1, .slots = 3, .over = 1},
     };
     static const model_config long_runs[] = {
-        {.worlds = {2, 0}, .chunks = 2, .over = 1},
-        {.worlds = {1, 2}, .chunks = 2},
-        {.worlds = {2, 2}, .chunks = 1},
-        {.worlds = {3, 2}, .chunks = 1},
-        {.worlds = {2, 3}, .chunks = 1},
+        {.worlds = {1, 2}, .chunks = 2, .slots = 2},
+        {.worlds = {3, 2}, .chunks = 1, .slots = 2},
+        {.worlds = {2, 3}, .chunks = 1, .slots = 2},
+        {.worlds = {3, 3}, .chunks = 1, .slots = 2},
+        {.worlds = {3, 0}, .chunks = 2, .slots = 2, .over = 1},
+        {.worlds = {3, 0}, .chunks = 1, .slots = 1, .over = 1},
+        {.worlds = {3, 2}, .chunks = 1, .slots = 1},
+        {.worlds = {2, 3}, .chunks = 1, .slots = 1},
+        {.worlds = {2, 1}, .chunks = 1, .slots = 3},
+        {.worlds = {1, 2}, .chunks = 1, .slots = 3},
+        {.worlds = {2, 0}, .chunks = 2, .slots = 3},
+        {.worlds = {3, 0}, .chunks = 1, .slots = 3},
+        {.worlds = {3, 0}, .chunks = 1, .slots = 4},
     };
     int is_long = 0, trace = 0, bad = 0;
     setvbuf(stdout, NULL, _IOLBF, 0);

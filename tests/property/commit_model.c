@@ -1,320 +1,39 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The commit protocol as a state machine: what a rank does, what a crash or a power cut leaves, and
- * what a resume then finds. commit_model.h says how it is searched.
+/* The commit protocol as a state machine: what a rank does, and what ranks do together.
+ * commit_model.h says how it is searched.
  *
  * A location (slot, superblock, directory entry) has what is visible and what is durable. A write
  * changes the former, a flush makes both equal, and a power cut leaves one of the two or something
  * torn, each location for itself. Contents are numbers: one for each step, the same on all ranks,
  * because all ranks step together. */
-#include "property/commit_model.h"
-
-#include <stdio.h>
 #include <string.h>
 
-enum { NONE = 2, OLD = 254, TORN = 255 };
+#include "property/commit_internal.h"
 
-/* Where a rank is. B_ are barriers: agreements of all ranks. */
-enum {
-    DEAD,
-    OPEN, /* rank 0: has the lock and the manifest */
-    B_LOCK,
-    SWEEP, /* rank 0: removes what no manifest names */
-    MAKE,
-    MAKE_FLUSH,
-    MAKE_DIR,
-    SYNC,
-    B_OPEN,
-    IDLE,
-    STEP,
-    WRITE,
-    FLUSH,
-    B_DATA,
-    SUPER,
-    SUPER_FLUSH,
-    B_SUPER,
-    RENAME,
-    RENAME_DIR,
-    B_MANIFEST,
-    CLEAN
-};
-
-static const struct {
-    const char *name, *what;
-} mutations[MUTATIONS] = {
-    [AS_BUILT] = {"none", "the protocol as built"},
-    [DATA_NOT_FLUSHED] = {"data-not-flushed", "superblock written without a flush of the slots"},
-    [DATA_NOT_AGREED] = {"data-not-agreed", "superblock written before the status was agreed"},
-    [SUPER_NOT_FLUSHED] = {"super-not-flushed", "commit agreed without a flush of superblocks"},
-    [SUPER_NOT_AGREED] = {"super-not-agreed", "slots reused before all superblocks are agreed"},
-    [SLOT_IN_PLACE] = {"slot-in-place", "a step writes the slot that the superblock names"},
-    [SUPER_IN_PLACE] = {"super-in-place", "the superblock in force overwritten in place"},
-    [NEWEST_OF_EACH] = {"newest-of-each", "resume takes the newest of each rank"},
-    [NEWEST_STAYS] = {"newest-stays-in-force", "after going back, the newer superblock stays in "
-                                               "force in its file"},
-    [NUMBER_IS_STEP] = {"number-is-step", "a commit is known by its step, not by its number"},
-    [NUMBER_AGAIN] = {"number-again", "the number of an abandoned commit is given again"},
-    [RESUME_NOT_FLUSHED] = {"resume-not-flushed", "slots reused before what was found is flushed"},
-    [MANIFEST_FIRST] = {"manifest-first", "the manifest appears before the first commit"},
-    [SWITCH_FIRST] = {"switch-first", "the manifest is switched before the new files' commit"},
-    [CLEAN_FIRST] = {"clean-first", "old files removed before the switch"},
-    [MANIFEST_NOT_FLUSHED] = {"manifest-not-flushed", "manifest renamed without a flush of it"},
-    [MAKE_DIR_NOT_FLUSHED] = {"make-dir-not-flushed", "files made without a directory flush"},
-    [RENAME_DIR_NOT_FLUSHED] = {"rename-dir-not-flushed", "manifest put in place without a "
-                                                          "directory flush"},
-    [OPEN_DIR_NOT_FLUSHED] = {"open-dir-not-flushed", "manifest that was found not flushed before "
-                                                      "others' files are removed"},
-    [OPEN_NOT_LOCKED] = {"open-not-locked", "files removed or emptied while rank 0 of another job "
-                                            "lives"},
-};
-
-static model_config config;
+model_config config;
+state now;
+char label[120];
+int tracing;
 static model_visit visit;
-static int tracing;
-static char label[120];
 static const char *violation;
-static state now; /* the state being expanded */
-
-#define SAY(...)                                                                                   \
-    do {                                                                                           \
-        if (tracing)                                                                               \
-            snprintf(label, sizeof label, __VA_ARGS__);                                            \
-    } while (0)
-
-const char *model_name(mutation m)
-{
-    return mutations[m].name;
-}
-
-const char *model_what(mutation m)
-{
-    return mutations[m].what;
-}
 
 const char *model_label(void)
 {
     return label;
 }
 
-static int is(mutation m)
+int is(mutation m)
 {
     return config.mutation == m;
 }
 
-static int fail(const char *why)
+int fail(const char *why)
 {
     violation = why;
     return 0;
 }
 
-/* ---- one form for states that differ in names only ---- */
-
-typedef struct names {
-    u8 to[256];
-    u8 next;
-} names;
-
-static void rename_id(names *n, u8 *id)
-{
-    if (*id == 0 || *id >= OLD)
-        return;
-    if (!n->to[*id])
-        n->to[*id] = n->next++;
-    *id = n->to[*id];
-}
-
-static void rename_ids(state *s)
-{
-    names n = {.next = 1};
-    rename_id(&n, &s->acked);
-    rename_id(&n, &s->inflight);
-    rename_id(&n, &s->found);
-    rename_id(&n, &s->pos);
-    for (int c = 0; c < config.chunks; c++)
-        rename_id(&n, &s->val[c]);
-    for (int g = 0; g < GENS; g++)
-        for (int r = 0; r < RANKS; r++)
-            for (int side = 0; side < 2; side++) {
-                content *f = &s->file[g][r].side[side];
-                for (int c = 0; c < config.chunks; c++) {
-                    for (int a = 0; a < 2; a++) {
-                        rename_id(&n, &f->area[a].val[c]);
-                        rename_id(&n, &f->slot[c][a]);
-                    }
-                }
-                rename_id(&n, &f->area[0].pos);
-                rename_id(&n, &f->area[1].pos);
-            }
-    s->last_id = (u8)(n.next - 1);
-}
-
-/* Only the order of commit numbers matters where a new one is above all others. */
-static void rename_numbers(state *s)
-{
-    u8 used[256] = {0}, to[256] = {0}, next = 1;
-    if (is(NUMBER_AGAIN) || is(NUMBER_IS_STEP))
-        return;
-    used[s->number] = 1;
-    for (int g = 0; g < GENS; g++)
-        for (int r = 0; r < RANKS; r++)
-            for (int i = 0; i < 4; i++)
-                used[s->file[g][r].side[i / 2].area[i % 2].number] = 1;
-    for (int i = 1; i < 256; i++)
-        if (used[i])
-            to[i] = next++;
-    s->number = to[s->number];
-    for (int g = 0; g < GENS; g++)
-        for (int r = 0; r < RANKS; r++)
-            for (int i = 0; i < 4; i++) {
-                u8 *number = &s->file[g][r].side[i / 2].area[i % 2].number;
-                *number = to[*number];
-            }
-}
-
-/* Finding a commit other than these is a violation, whatever its slots hold. */
-static int may_be_found(const state *s, u8 pos)
-{
-    return pos == s->acked || pos == s->inflight || (s->running && pos == s->pos);
-}
-
-/* Reduces a file to what can still make a difference: of a commit that must not be found any more
- * only that it is there, of a slot whether it holds what somebody says it holds. */
-static void forget(state *s, int g, int r)
-{
-    file *f = &s->file[g][r];
-    u8 claims[CHUNKS][2][6] = {0};
-    const int live = s->running && s->own == g + 1 && s->rank[r].pc != DEAD;
-    if ((!s->named[DURABLE][g][r] && !s->named[SEEN][g][r]) ||
-        (s->manifest[DURABLE] != g + 1 && s->manifest[SEEN] != g + 1 && s->own != g + 1))
-        *f = (file){0};
-    for (int i = 0; i < 4; i++) {
-        superblock *super = &f->side[i / 2].area[i % 2];
-        if (!super->number)
-            *super = (superblock){0};
-        else if (!may_be_found(s, super->pos))
-            *super = (superblock){.number = super->number, .pos = OLD};
-        for (int c = 0; super->number && super->pos != OLD && c < config.chunks; c++)
-            claims[c][super->slot[c]][i] = super->val[c];
-    }
-    for (int c = 0; c < config.chunks; c++) {
-        if (live && s->rank[r].cur[c] != NONE)
-            claims[c][s->rank[r].cur[c]][4] = s->val[c];
-        for (int i = 0; i < 2; i++) {
-            int claimed = 0;
-            for (int j = 0; j < 5; j++)
-                claimed |= claims[c][i][j];
-            for (int side = 0; side < 2; side++) {
-                u8 *slot = &f->side[side].slot[c][i];
-                if (!claimed)
-                    *slot = 0;
-                else if (!memchr(claims[c][i], *slot, 5) || !*slot)
-                    *slot = TORN;
-            }
-        }
-    }
-}
-
-static void swap_bytes(void *a, void *b, size_t bytes)
-{
-    u8 *x = a, *y = b;
-    for (size_t i = 0; i < bytes; i++) {
-        const u8 t = x[i];
-        x[i] = y[i];
-        y[i] = t;
-    }
-}
-
-static void flip(u8 *slot)
-{
-    if (*slot != NONE)
-        *slot ^= 1;
-}
-
-/* Neither slots nor superblocks have a first: whichever is named first, and the newer, is. */
-static void sort_places(state *s, int g, int r)
-{
-    file *f = &s->file[g][r];
-    superblock *areas[] = {&f->side[SEEN].area[0], &f->side[SEEN].area[1],
-                           &f->side[DURABLE].area[0], &f->side[DURABLE].area[1]};
-    rank *k = s->running && s->own == g + 1 && s->rank[r].pc != DEAD ? &s->rank[r] : NULL;
-    const int order = areas[0]->number != areas[1]->number ? areas[0]->number - areas[1]->number
-                                                           : areas[2]->number - areas[3]->number;
-    if (order < 0) {
-        swap_bytes(areas[0], areas[1], sizeof(superblock));
-        swap_bytes(areas[2], areas[3], sizeof(superblock));
-        if (k)
-            flip(&k->area);
-    }
-    for (int c = 0; c < config.chunks; c++) {
-        u8 first = NONE;
-        for (int i = 0; i < 4 && first == NONE; i++)
-            if (areas[i]->number && areas[i]->pos != OLD)
-                first = areas[i]->slot[c];
-        if (first == NONE && k)
-            first = k->cur[c] != NONE ? k->cur[c] : k->kept[c];
-        if (first != 1)
-            continue;
-        for (int i = 0; i < 4; i++)
-            if (areas[i]->number && areas[i]->pos != OLD)
-                flip(&areas[i]->slot[c]);
-        for (int side = 0; side < 2; side++)
-            swap_bytes(&f->side[side].slot[c][0], &f->side[side].slot[c][1], 1);
-        if (k) {
-            flip(&k->cur[c]);
-            flip(&k->kept[c]);
-        }
-    }
-}
-
-static int anywhere(const state *s, u8 pos)
-{
-    for (int g = 0; g < GENS; g++)
-        for (int r = 0; r < RANKS; r++)
-            for (int i = 0; i < 4; i++)
-                if (s->file[g][r].side[i / 2].area[i % 2].pos == pos)
-                    return 1;
-    return 0;
-}
-
-static void normalise(state *s)
-{
-    int alive = 0, stepping = 0;
-    for (int r = 0; r < RANKS; r++) {
-        if (s->rank[r].pc == DEAD || r >= s->world)
-            memset(&s->rank[r], 0, sizeof s->rank[r]);
-        alive += s->rank[r].pc != DEAD;
-        stepping += s->rank[r].pc == STEP;
-    }
-    if (!alive) {
-        s->running = s->world = s->own = s->force = s->pos = s->number = s->found = 0;
-        memset(s->val, 0, sizeof s->val);
-        if (!anywhere(s, s->inflight))
-            s->inflight = 0;
-    }
-    if (!stepping)
-        s->mask = 0;
-    for (int g = 0; g < GENS; g++)
-        for (int r = 0; r < RANKS; r++) {
-            forget(s, g, r);
-            sort_places(s, g, r);
-        }
-    rename_numbers(s);
-    state other = *s;
-    rename_ids(s);
-    /* Ranks 1 and 2 do the same where both are in all worlds. */
-    if (config.worlds[0] < 3 || (config.worlds[1] && config.worlds[1] < 3))
-        return;
-    swap_bytes(&other.rank[1], &other.rank[2], sizeof(rank));
-    for (int g = 0; g < GENS; g++) {
-        swap_bytes(&other.file[g][1], &other.file[g][2], sizeof(file));
-        for (int side = 0; side < 2; side++)
-            swap_bytes(&other.named[side][g][1], &other.named[side][g][2], 1);
-    }
-    rename_ids(&other);
-    if (memcmp(&other, s, sizeof other) < 0)
-        *s = other;
-}
-
-static void emit(state *s)
+void emit(state *s)
 {
     const char *why = violation;
     violation = NULL;
@@ -322,216 +41,94 @@ static void emit(state *s)
     visit(s, why);
 }
 
-/* ---- crash, power cut ---- */
+/* ---- slots and areas ---- */
+
+int area_count(void)
+{
+    return config.slots < 2 ? 2 : config.slots;
+}
+
+int order_of(const superblock *super)
+{
+    return 2 * super->number + super->dirty;
+}
+
+u8 next_area(const content *f, u8 force)
+{
+    int empty = -1, oldest = -1, newest = -1;
+    for (int i = 0; i < area_count(); i++) {
+        const int order = order_of(&f->area[i]);
+        if (i == force)
+            continue;
+        if (force != NONE && order > order_of(&f->area[force])) {
+            if (!is(ABANDONED_STAYS))
+                return (u8)i;
+        } else if (!order) {
+            empty = empty < 0 ? i : empty;
+            continue;
+        }
+        if (oldest < 0 || order < order_of(&f->area[oldest]))
+            oldest = i;
+        if (newest < 0 || order > order_of(&f->area[newest]))
+            newest = i;
+    }
+    return (u8)(empty >= 0 ? empty : is(NEWER_REPLACED) ? newest : oldest);
+}
+
+int guards(const content *f, u8 force, u8 area)
+{
+    if (force == NONE || !f->area[area].number ||
+        order_of(&f->area[area]) > order_of(&f->area[force]))
+        return 0;
+    return area == force || (area != next_area(f, force) && !is(OLDER_NOT_GUARDED));
+}
+
+/* Where a change of chunk c goes. */
+static u8 target(const state *s, int r, int c)
+{
+    const rank *k = &s->rank[r];
+    const content *f = &s->file[s->own - 1][r].side[SEEN];
+    int guarded = 0;
+    if (config.slots == 1)
+        return 0;
+    if (is(SLOT_IN_PLACE) && k->area != NONE)
+        return f->area[k->area].slot[c];
+    for (u8 i = 0; i < area_count(); i++)
+        if (guards(f, k->area, i))
+            guarded |= 1 << f->area[i].slot[c];
+    if (k->cur[c] != NONE && !(guarded >> k->cur[c] & 1))
+        return k->cur[c];
+    u8 slot = 0;
+    while (guarded >> slot & 1)
+        slot++;
+    return slot;
+}
+
+/* ---- what a rank does ---- */
 
 static void kill_rank(int r)
 {
     state s = now;
-    s.rank[r].pc = DEAD;
+    rank *k = &s.rank[r];
+    if (is(LATE_WRITES) && (k->pc == STEP || k->pc == WRITE) && k->at % 2) {
+        s.late = (u8)(r + 1);
+        s.late_chunk = k->at / 2;
+        s.late_slot = k->cur[s.late_chunk];
+        s.late_val = s.val[s.late_chunk];
+    }
+    k->pc = DEAD;
     SAY("rank %d is killed", r);
     emit(&s);
 }
 
-/* Each pending location on its own, from the i-th on. */
-static void cut(state *s, int i)
-{
-    const int per_file = 2 + 2 * config.chunks, files = GENS * RANKS;
-    if (i == files * (per_file + 1) + 1) {
-        state copy = *s;
-        SAY("power cut (manifest %d)", s->manifest[SEEN]);
-        emit(&copy);
-        return;
-    }
-    if (i == files * (per_file + 1)) {
-        const u8 seen = s->manifest[SEEN], durable = s->manifest[DURABLE];
-        s->manifest[SEEN] = durable;
-        cut(s, i + 1);
-        if (seen != durable) {
-            s->manifest[SEEN] = s->manifest[DURABLE] = is(MANIFEST_NOT_FLUSHED) ? TORN : seen;
-            cut(s, i + 1);
-        }
-        s->manifest[SEEN] = seen;
-        s->manifest[DURABLE] = durable;
-        return;
-    }
-    const int which = i / (per_file + 1), at = i % (per_file + 1);
-    const int g = which / RANKS, r = which % RANKS;
-    u8 *seen_name = &s->named[SEEN][g][r], *durable_name = &s->named[DURABLE][g][r];
-    content *seen = &s->file[g][r].side[SEEN], *durable = &s->file[g][r].side[DURABLE];
-    if (at == per_file) {
-        const u8 a = *seen_name, b = *durable_name;
-        *seen_name = b;
-        cut(s, i + 1);
-        if (a != b) {
-            *seen_name = *durable_name = a;
-            cut(s, i + 1);
-        }
-        *seen_name = a;
-        *durable_name = b;
-    } else if (at < 2) {
-        const superblock a = seen->area[at], b = durable->area[at];
-        const int pending = memcmp(&a, &b, sizeof a) != 0;
-        seen->area[at] = b;
-        cut(s, i + 1);
-        if (pending && a.number) {
-            seen->area[at] = durable->area[at] = a;
-            cut(s, i + 1);
-        }
-        if (pending && b.number) {
-            seen->area[at] = durable->area[at] = (superblock){0};
-            cut(s, i + 1);
-        }
-        seen->area[at] = a;
-        durable->area[at] = b;
-    } else {
-        u8 *x = &seen->slot[(at - 2) / 2][at % 2], *y = &durable->slot[(at - 2) / 2][at % 2];
-        const u8 a = *x, b = *y;
-        *x = b;
-        cut(s, i + 1);
-        if (a != b && a != TORN) {
-            *x = *y = a;
-            cut(s, i + 1);
-        }
-        if (a != b && b != TORN) {
-            *x = *y = TORN;
-            cut(s, i + 1);
-        }
-        *x = a;
-        *y = b;
-    }
-}
-
-/* ---- what a resume finds ---- */
-
-static const superblock *find(const content *f, u8 number)
-{
-    for (int a = 0; a < 2; a++)
-        if (f->area[a].number && f->area[a].number == number)
-            return &f->area[a];
-    return NULL;
-}
-
-static u8 newest(const content *f)
-{
-    return f->area[0].number > f->area[1].number ? f->area[0].number : f->area[1].number;
-}
-
-/* The newest commit that all ranks have; 0: none. */
-static u8 common(const state *s, int g)
-{
-    for (u8 number = newest(&s->file[g][0].side[SEEN]); number; number--) {
-        int have = 0;
-        for (int r = 0; r < config.worlds[g]; r++)
-            have += s->named[SEEN][g][r] && find(&s->file[g][r].side[SEEN], number);
-        if (have == config.worlds[g])
-            return number;
-    }
-    return 0;
-}
-
-/* As common, where the smallest of the newest has to be it. */
-static u8 least_newest(const state *s, int g)
-{
-    u8 least = 255;
-    for (int r = 0; r < config.worlds[g]; r++)
-        if (newest(&s->file[g][r].side[SEEN]) < least)
-            least = newest(&s->file[g][r].side[SEEN]);
-    for (int r = 0; r < config.worlds[g]; r++)
-        if (!find(&s->file[g][r].side[SEEN], least))
-            return 0;
-    return least;
-}
-
-/* Position and states of the run, or a violation. */
-static int recover(state *s, u8 *number)
-{
-    const int g = s->force - 1;
-    *number = is(NUMBER_AGAIN) || is(NUMBER_IS_STEP) ? least_newest(s, g) : common(s, g);
-    for (int r = 0; r < config.worlds[g]; r++) {
-        const content *f = &s->file[g][r].side[SEEN];
-        if (!s->named[SEEN][g][r])
-            return fail("a file that the manifest names is missing");
-        const superblock *super = find(f, is(NEWEST_OF_EACH) ? newest(f) : *number);
-        if (!super)
-            return fail("no commit is on all ranks");
-        if (r == 0) {
-            s->pos = super->pos;
-            memcpy(s->val, super->val, sizeof s->val);
-        }
-        if (super->pos != s->pos || memcmp(super->val, s->val, sizeof s->val))
-            return fail("ranks resume different commits");
-        for (int c = 0; c < config.chunks; c++)
-            if (f->slot[c][super->slot[c]] != super->val[c])
-                return fail("a slot of the commit does not hold its data");
-        s->rank[r].area = (u8)(super - f->area);
-        for (int c = 0; c < config.chunks; c++)
-            s->rank[r].cur[c] = s->rank[r].kept[c] = super->slot[c];
-        if (is(NEWEST_STAYS)) {
-            const superblock *own = find(f, newest(f));
-            s->rank[r].area = (u8)(own - f->area);
-            for (int c = 0; c < config.chunks; c++)
-                s->rank[r].kept[c] = own->slot[c];
-        }
-    }
-    if (s->pos != s->acked && s->pos != s->inflight)
-        return fail("an older commit than the one agreed on comes back");
-    return 1;
-}
-
-static u8 highest(const state *s, int g)
-{
-    u8 most = 0;
-    for (int r = 0; r < config.worlds[g]; r++)
-        if (newest(&s->file[g][r].side[SEEN]) > most)
-            most = newest(&s->file[g][r].side[SEEN]);
-    return most;
-}
-
-typedef enum start { SAME, RESHAPE, OVER } start;
-
-static void restart(start how)
+static void arrive_late(void)
 {
     state s = now;
-    u8 number = 0;
-    memset(s.rank, 0, sizeof s.rank);
-    s.running = 1;
-    s.force = s.manifest[SEEN];
-    if (s.force == TORN || (!s.force && s.acked)) {
-        fail(s.force ? "the manifest is not whole" : "there is no manifest any more");
-        SAY("start");
-        emit(&s);
-        return;
-    }
-    s.own = s.force ? (u8)(s.force + (how == RESHAPE)) : 1;
-    s.world = config.worlds[s.own - 1];
-    if (s.force && !recover(&s, &number)) {
-        SAY("resume of generation %d", s.force);
-        emit(&s);
-        return;
-    }
-    s.found = s.pos;
-    s.number = (u8)(1 + (is(NUMBER_AGAIN) || s.own != s.force ? number : highest(&s, s.own - 1)));
-    if (is(NUMBER_IS_STEP))
-        s.number = number;
-    if (!s.force || how == OVER) {
-        s.pos = (u8)(s.last_id + 1);
-        memset(s.val, s.pos, (size_t)config.chunks);
-    }
-    for (int r = 0; r < RANKS; r++) {
-        rank *k = &s.rank[r];
-        k->pc = r >= s.world ? DEAD : r ? B_LOCK : OPEN;
-        if (s.own != s.force) {
-            k->area = NONE;
-            memset(k->kept, NONE, sizeof k->kept);
-        }
-        if (s.own != s.force || how == OVER)
-            memset(k->cur, NONE, sizeof k->cur);
-    }
-    SAY(how == RESHAPE ? "resume in another shape" : how == OVER ? "start over" : "resume");
+    s.file[0][s.late - 1].side[SEEN].slot[s.late_chunk][s.late_slot] = s.late_val;
+    SAY("a write of rank %d, which was killed, arrives", s.late - 1);
+    s.late = s.late_chunk = s.late_slot = s.late_val = 0;
     emit(&s);
 }
-
-/* ---- what a rank does ---- */
 
 static void flush_dir(state *s)
 {
@@ -539,17 +136,29 @@ static void flush_dir(state *s)
     s->manifest[DURABLE] = s->manifest[SEEN];
 }
 
-/* Rank 0 removes one file of a generation that is neither in force nor its own. */
-static int remove_one(state *s)
+/* Rank 0 removes a file, any of those of generations that are neither in force nor its own; 0:
+ * there is none. */
+static int remove_files(void)
 {
+    int any = 0;
     for (int g = 0; g < GENS; g++)
         for (int r = 0; r < RANKS; r++)
-            if (g + 1 != s->own && g + 1 != s->force && s->named[SEEN][g][r]) {
-                s->named[SEEN][g][r] = 0;
+            if (g + 1 != now.own && g + 1 != now.force && now.named[SEEN][g][r]) {
+                state s = now;
+                s.named[SEEN][g][r] = 0;
                 SAY("rank 0 removes generation %d of rank %d", g + 1, r);
-                return 1;
+                emit(&s);
+                any = 1;
             }
-    return 0;
+    return any;
+}
+
+/* One slot: what is there is to be written over, and no superblock says so yet. */
+static int unmarked(const state *s, int r)
+{
+    const rank *k = &s->rank[r];
+    const content *f = &s->file[s->own - 1][r].side[SEEN];
+    return config.slots == 1 && !is(NOT_MARKED) && k->area != NONE && !f->area[k->area].dirty;
 }
 
 /* Begins, then ends writing the next chunk that is to be written; 0: there is none. */
@@ -569,10 +178,14 @@ static int write_chunk(state *s, int r)
             k->at++;
             continue;
         }
-        if (k->cur[c] == NONE || k->cur[c] == k->kept[c])
-            k->cur[c] = k->kept[c] == 0;
-        if (is(SLOT_IN_PLACE) && k->kept[c] != NONE)
-            k->cur[c] = k->kept[c];
+        s->risk = config.slots == 1;
+        if (unmarked(s, r)) {
+            f->area[next_area(f, k->area)] = (superblock){0};
+            k->pc = k->pc == STEP ? MARK_STEP : MARK_WRITE;
+            SAY("rank %d begins to say that its slot is written over", r);
+            return 1;
+        }
+        k->cur[c] = target(s, r, c);
         f->slot[c][k->cur[c]] = TORN;
         SAY("rank %d begins to write chunk %d", r, c);
         k->at++;
@@ -582,25 +195,41 @@ static int write_chunk(state *s, int r)
     return 0;
 }
 
+static void end_mark(state *s, int r)
+{
+    rank *k = &s->rank[r];
+    content *f = &s->file[s->own - 1][r].side[SEEN];
+    const u8 area = next_area(f, k->area);
+    f->area[area] = f->area[k->area];
+    f->area[area].dirty = 1;
+    k->area = area;
+    if (is(MARK_NOT_FLUSHED))
+        k->pc = k->pc == MARK_STEP ? STEP : WRITE;
+    else
+        k->pc = k->pc == MARK_STEP ? MARK_STEP_FLUSH : MARK_WRITE_FLUSH;
+    SAY("rank %d ends saying so", r);
+}
+
 static void write_super(state *s, int r)
 {
     rank *k = &s->rank[r];
     content *f = &s->file[s->own - 1][r].side[SEEN];
-    const int area = k->area == NONE ? 0 : is(SUPER_IN_PLACE) ? k->area : 1 - k->area;
     if (!k->at) {
-        f->area[area] = (superblock){0};
+        k->to = is(SUPER_IN_PLACE) && k->area != NONE ? k->area : next_area(f, k->area);
+        f->area[k->to] = (superblock){0};
         k->at = 1;
         SAY("rank %d begins to write its superblock", r);
         return;
     }
     k->at = 0;
-    superblock *to = &f->area[area];
+    superblock *to = &f->area[k->to];
     to->number = s->number;
+    to->dirty = 0;
     to->pos = s->pos;
     memcpy(to->val, s->val, sizeof to->val);
     memcpy(to->slot, k->cur, sizeof to->slot);
-    memcpy(k->kept, k->cur, sizeof k->kept);
-    k->area = (u8)area;
+    k->area = k->to;
+    k->to = 0;
     k->pc = is(SUPER_NOT_FLUSHED) ? B_SUPER : SUPER_FLUSH;
     SAY("rank %d ends writing its superblock", r);
 }
@@ -628,8 +257,9 @@ static void advance(int r)
         k->pc = B_LOCK;
         break;
     case SWEEP:
-        if (!remove_one(&s))
-            k->pc = after_lock(&s);
+        if (remove_files())
+            return;
+        k->pc = after_lock(&s);
         break;
     case MAKE:
         s.named[SEEN][s.own - 1][r] = 1;
@@ -657,6 +287,16 @@ static void advance(int r)
     case STEP:
         if (!write_chunk(&s, r))
             k->pc = IDLE;
+        break;
+    case MARK_STEP:
+    case MARK_WRITE:
+        end_mark(&s, r);
+        break;
+    case MARK_STEP_FLUSH:
+    case MARK_WRITE_FLUSH:
+        flush_file(&s, r);
+        k->pc = k->pc == MARK_STEP_FLUSH ? STEP : WRITE;
+        SAY("rank %d flushes that", r);
         break;
     case WRITE:
         if (!write_chunk(&s, r))
@@ -686,15 +326,16 @@ static void advance(int r)
         SAY("rank 0 flushes the directory");
         break;
     case CLEAN:
-        if (!remove_one(&s))
-            k->pc = IDLE;
+        if (remove_files())
+            return;
+        k->pc = IDLE;
         break;
     default:
         if (!(k->pc == B_SUPER && is(SUPER_NOT_AGREED)))
             return;
         /* The next step comes without waiting for anybody. */
-        s.file[s.own - 1][r].side[SEEN].slot[0][k->kept[0] == 0] = TORN;
-        k->cur[0] = k->kept[0] == 0;
+        k->cur[0] = target(&s, r, 0);
+        s.file[s.own - 1][r].side[SEEN].slot[0][k->cur[0]] = TORN;
         SAY("rank %d reuses a slot", r);
     }
     emit(&s);
@@ -722,18 +363,27 @@ static void all_to(state *s, u8 first, u8 others)
     }
 }
 
-static void acknowledge(state *s)
+/* pos is what a resume must find from now on, and those before it, as many as are kept. */
+static void acknowledge(state *s, u8 pos)
 {
-    s->acked = s->pos;
-    s->inflight = 0;
+    if (s->older_force != s->own)
+        memset(s->older, 0, sizeof s->older);
+    else if (pos != s->acked && config.slots > 2) {
+        memmove(s->older + 1, s->older, (size_t)(config.slots - 3));
+        s->older[0] = s->acked;
+    }
+    s->older_force = config.slots > 2 ? s->own : 0;
+    s->acked = pos;
+    s->inflight = s->reshaped = s->risk = 0;
 }
 
 static void refused(state *s)
 {
     for (int r = 0; r < s->world; r++)
-        for (int a = 0; a < 2; a++) {
+        for (int a = 0; a < area_count(); a++) {
             const superblock *super = &s->file[s->own - 1][r].side[SEEN].area[a];
-            if (!is(NUMBER_IS_STEP) && !is(NUMBER_AGAIN) && super->number == s->number)
+            if (!is(NUMBER_IS_STEP) && !is(NUMBER_AGAIN) && !is(BACK_NUMBER) &&
+                super->number == s->number)
                 fail("a commit that was refused is in a superblock");
         }
     all_to(s, DEAD, DEAD);
@@ -742,7 +392,13 @@ static void refused(state *s)
 
 static void begin_commit(state *s)
 {
-    s->inflight = s->pos;
+    /* Also where nothing has changed since the last one. */
+    if (s->pos == s->acked)
+        s->pos = (u8)(s->last_id + 1);
+    if (s->force && s->own != s->force)
+        s->reshaped = s->pos;
+    else
+        s->inflight = s->pos;
     if (is(NUMBER_IS_STEP) && s->number == 0)
         s->number = 1;
     all_to(s, WRITE, WRITE);
@@ -788,8 +444,8 @@ static void together(void)
         break;
     case B_OPEN:
         if (s.own == s.force) {
-            s.acked = s.found;
-            s.inflight = s.found = 0;
+            acknowledge(&s, s.found);
+            s.found = 0;
             all_to(&s, IDLE, IDLE);
         } else if (s.force) {
             begin_commit(&s);
@@ -814,7 +470,7 @@ static void together(void)
         if (!is(NUMBER_IS_STEP))
             s.number++;
         if (s.own == s.force) {
-            acknowledge(&s);
+            acknowledge(&s, s.pos);
             all_to(&s, IDLE, IDLE);
             SAY("the commit is agreed");
             break;
@@ -824,7 +480,7 @@ static void together(void)
         all_to(&s, RENAME, B_MANIFEST);
         break;
     case B_MANIFEST:
-        acknowledge(&s);
+        acknowledge(&s, s.pos);
         s.force = s.own;
         all_to(&s, CLEAN, IDLE);
         SAY("the manifest is agreed");
@@ -858,8 +514,8 @@ static void intrude(void)
 
 static int is_private(u8 pc)
 {
-    return pc == MAKE_FLUSH || pc == SYNC || pc == STEP || pc == WRITE || pc == FLUSH ||
-           pc == SUPER || pc == SUPER_FLUSH;
+    return pc == MAKE_FLUSH || pc == SYNC || pc == FLUSH || pc == SUPER || pc == SUPER_FLUSH ||
+           (pc >= STEP && pc <= MARK_WRITE_FLUSH);
 }
 
 void model_begin(const model_config *c, state *first)
@@ -873,16 +529,21 @@ void model_expand(const state *s, int trace, model_visit each)
     now = *s;
     visit = each;
     tracing = trace;
+    if (now.late)
+        arrive_late();
     if (!now.running) {
-        restart(SAME);
-        if (now.manifest[SEEN] && now.manifest[SEEN] != TORN) {
-            if (config.over)
-                restart(OVER);
-            if (now.manifest[SEEN] < GENS && config.worlds[now.manifest[SEEN]])
-                restart(RESHAPE);
-        }
-        state copy = now;
-        cut(&copy, 0);
+        restart(SAME, 0);
+        const int found = now.manifest[SEEN] && now.manifest[SEEN] != TORN;
+        const int reshape = found && now.manifest[SEEN] < GENS && config.worlds[now.manifest[SEEN]];
+        if (found && config.over)
+            restart(OVER, 0);
+        for (int back = 0; reshape && back <= config.slots - 2; back++)
+            restart(RESHAPE, back);
+        for (int back = 1; found && back <= config.slots - 2; back++)
+            restart(SAME, back);
+        if (reshape && config.slots == 1)
+            restart(RESHAPE, 0);
+        power_cut();
         return;
     }
     /* What a rank does in its own file commutes with all that others do: one order is enough. */

@@ -34,7 +34,7 @@ zs_status zs_fail(zs_status status, const char *format, ...)
 
 zs_status zs_vfail_prefix(zs_status status, const char *format, va_list args)
 {
-    char prefix[256];
+    char prefix[768];
     vsnprintf(prefix, sizeof prefix, format, args);
     return zs_fail(status, "%s%s", prefix, message);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/status.h"
@@ -12,6 +13,28 @@ static void give_back(zs_device *device, zs_tier tier, void *ptr, size_t bytes)
         device->ops->free(device, ptr, bytes);
     else
         device->ops->host_free(device, ptr, bytes);
+}
+
+/* What the ledger has of the tier, largest first, as far as there is room. */
+static void describe(const zs_ledger *ledger, zs_tier tier, char *text, size_t bytes)
+{
+    zs_memory_row rows[64];
+    size_t count = 0, used = 0;
+    char human[16];
+    zs_ledger_rows(ledger, rows, ZS_COUNT(rows), &count);
+    count = ZS_MIN(count, ZS_COUNT(rows));
+    snprintf(text, bytes, "nothing");
+    for (;;) {
+        zs_memory_row *most = NULL;
+        for (size_t i = 0; i < count; i++)
+            if (rows[i].tier == tier && rows[i].bytes && (!most || rows[i].bytes > most->bytes))
+                most = &rows[i];
+        if (!most || used + sizeof most->purpose + sizeof human + 4 > bytes)
+            return;
+        used += (size_t)snprintf(text + used, bytes - used, "%s%s %s", used ? ", " : "",
+                                 most->purpose, zs_format_bytes(most->bytes, human));
+        most->bytes = 0;
+    }
 }
 
 zs_status zs_mem_alloc(zs_device *device, zs_ledger *ledger, zs_tier tier, const char *purpose,
@@ -31,12 +54,16 @@ zs_status zs_mem_alloc(zs_device *device, zs_ledger *ledger, zs_tier tier, const
     if (bytes) {
         status = tier == ZS_TIER_DEVICE ? device->ops->alloc(device, bytes, &ptr)
                                         : device->ops->host_alloc(device, bytes, &ptr);
-        if (status != ZS_OK)
+        if (status != ZS_OK) {
+            char held[256];
+            describe(ledger, tier, held, sizeof held);
             return zs_fail_prefix(
                 status,
-                "%s: %s (%zu bytes) of %s memory cannot be had; use more ranks, a higher "
-                "ZeRO stage or a slower tier: ",
-                purpose, zs_format_bytes(bytes, human), bytes, zs_tier_name(tier));
+                "%s: %s (%zu bytes) of %s memory cannot be had beside what is held (%s); use more "
+                "ranks, a higher ZeRO stage, a slower tier for states or parameters, or a smaller "
+                "batch: ",
+                purpose, zs_format_bytes(bytes, human), bytes, zs_tier_name(tier), held);
+        }
         status = zs_ledger_add(ledger, tier, purpose, (int64_t)bytes);
         if (status != ZS_OK) {
             give_back(device, tier, ptr, bytes);

@@ -155,12 +155,12 @@ static zs_status read_existing(zs_store *store)
     uint64_t superblock_bytes = get_bytes(head + LABEL_SUPER_BYTES, 4);
     uint64_t more_areas = get_bytes(head + LABEL_MORE_AREAS, 4);
     uint64_t file_bytes = get_bytes(head + LABEL_FILE_BYTES, 8);
-    store->area_count = AREAS_LEAST + (int)ZS_MIN(more_areas, (uint64_t)ZS_STORE_SLOTS_MOST);
-    label_make(want, superblock_bytes, store->area_count, file_bytes);
+    /* Not the store's before it is known to be in range: closing goes by that. */
+    const int area_count = AREAS_LEAST + (int)ZS_MIN(more_areas, (uint64_t)ZS_STORE_SLOTS_MOST);
+    label_make(want, superblock_bytes, area_count, file_bytes);
     if (memcmp(head, want, sizeof want) != 0 || superblock_bytes % ZS_PAGE ||
         superblock_bytes == 0 || superblock_bytes > SUPER_MOST ||
-        store->area_count > ZS_STORE_SLOTS_MOST ||
-        file_bytes < area_offset(superblock_bytes, store->area_count))
+        area_count > ZS_STORE_SLOTS_MOST || file_bytes < area_offset(superblock_bytes, area_count))
         return zs_fail(ZS_ERR_CORRUPT,
                        "store '%s': its label (the first %d bytes) is damaged: restore the file "
                        "from a copy, or use another directory",
@@ -170,6 +170,7 @@ static zs_status read_existing(zs_store *store)
                        "store '%s' has %llu bytes where its label says %llu: it was truncated: "
                        "restore the file from a copy, or use another directory",
                        store->path, (unsigned long long)st.st_size, (unsigned long long)file_bytes);
+    store->area_count = area_count;
     for (int area = 0; area < store->area_count; area++)
         ZS_CHECK(read_area(store, superblock_bytes, area));
     return choose_newest(store);

@@ -86,7 +86,8 @@ if [ -z "${ZSPILL_CUDA_LIB:-}" ]; then
     echo "gpu-check.sh: no nvcc ($nvcc): install the CUDA toolkit, or set NVCC to it" >&2
     exit 1
   fi
-  toolkit=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
+  # It may be a script that calls the one of the toolkit, so it is asked where that is.
+  toolkit=$("$nvcc" --dryrun -x cu -c /dev/null 2>&1 | sed -n 's/.* TOP=//p' | head -1)
   release=$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
   build_name="CUDA $release, sm_${archs// / sm_}"
   gencode=()

@@ -339,6 +339,7 @@ static void check_pinned(void)
     adam(host, NULL, t.at, t.grad, ZS_BF16, working, pinned);
     const uint64_t want = hash_states(&t, working);
     copy(p.grad, t.grad, pinned * 2, NULL);
+    sync(NULL); /* before it is filled again */
     for (size_t w = 0; w < ZS_COUNT(ways); w++) {
         fill(&t);
         ways[w].step(&p, &t);

@@ -12,8 +12,8 @@ usage: scripts/gpu-check.sh [--dir DIR] [--disk DIR] [-j N]
   --disk DIR  on the disk that the I/O rows are about (default: that of --dir)
   -j N        compilers at a time (default: the CPUs)
 
-Needs gcc and the CUDA toolkit (nvcc in PATH or /usr/local/cuda/bin, or NVCC), nothing else: no
-meson, no network. liburing-dev, where it is installed, adds the I/O rows. Takes a few minutes.
+Needs gcc and the CUDA toolkit (nvcc in PATH or /usr/local/cuda/bin, or NVCC) with cuBLAS and the
+header of NCCL, nothing else: no meson, no network. liburing-dev, where it is installed, adds the I/O rows. Takes a few minutes.
 
 With ZSPILL_CUDA_LIB set, that plug-in is checked and none is built; when it is the emulation,
 sizes are small and speeds are not judged.
@@ -44,7 +44,10 @@ begin=$SECONDS
 
 cc=${CC:-gcc}
 nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
-archs="80 90 100"
+# The architectures of this machine's GPUs; all that zspill is built for where there is none.
+archs=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d ' .' | sort -un |
+  grep -E '^[0-9]+$' | xargs)
+archs=${archs:-80 90 100}
 cflags=(-std=c11 -O3 -D_GNU_SOURCE -fPIC -fvisibility=hidden -ffp-contract=off -fno-math-errno
   -Wno-psabi -pthread -I. -Iinclude "-DZS_VERSION=\"$(cat VERSION)\"" '-DZS_LIBDIR_FROM_BIN="."')
 has_header() { echo "#include <$1>" | $cc -E - >/dev/null 2>&1; }
@@ -93,7 +96,7 @@ if [ -z "${ZSPILL_CUDA_LIB:-}" ]; then
   gencode=()
   for arch in $archs; do gencode+=(-gencode "arch=compute_$arch,code=sm_$arch"); done
   gencode+=(-gencode "arch=compute_${archs##* },code=compute_${archs##* }")
-  for source in device/cuda/*.c kernels/cuda/*.c; do
+  for source in device/cuda/*.c kernels/cuda/*.c zero/nccl/*.c; do
     plugin+=("$(object_of "$source")")
     compile "$(object_of "$source")" "$cc" "${cflags[@]}" -isystem "$toolkit/include" \
       "-DZS_CUDA_BUILD=\"$build_name\"" "$source"
@@ -128,11 +131,8 @@ each_line() { tr '\n' '\0' <"$1" | xargs -0 -P "$jobs" -I{} sh -c '{} || exit 25
     printf '%s\n' "${programs[@]}" >"$list" && each_line "$list"
 } >"$dir/build.log" 2>&1 || fail_build
 if [ -z "${ZSPILL_CUDA_LIB:-}" ]; then
-  nvidia=()
-  grep -q -r 'nccl\.h' device/cuda kernels/cuda && nvidia+=(-lnccl)
-  grep -q -r 'cublas_v2\.h' device/cuda kernels/cuda && nvidia+=(-lcublas)
   "$nvcc" -shared -cudart static -Xlinker --version-script=device/cuda/zspill-cuda.map \
-    -Xlinker --no-undefined -o "$dir/libzspill-cuda.so" "${plugin[@]}" "${nvidia[@]}" \
+    -Xlinker --no-undefined -o "$dir/libzspill-cuda.so" "${plugin[@]}" -lcublas \
     >>"$dir/build.log" 2>&1 || fail_build
   export ZSPILL_CUDA_LIB=$dir/libzspill-cuda.so
 fi

@@ -25,7 +25,7 @@ AT_REST = {"offload/reader.h", "offload/store.h", "zero/header.h", "zero/manifes
 AT_REST |= {"zero/saved.h"}
 EXTRA = {
     # libzspill-cuda.so: one thin file calls CUDA's run time, one entry names all that is in it.
-    "device/cuda/plugin.c": {"kernels/cuda/math.h", "zero/nccl/nccl.h"},
+    "device/cuda/plugin.c": {"kernels/cuda/math.h", "kernels/cuda/nn.h", "zero/nccl/nccl.h"},
     "kernels/cuda/": {"device"},
     "cli/doctor.c": {"io"},
     "cli/export.c": AT_REST,

@@ -111,11 +111,11 @@ static void embedding_task(void *arg, size_t index, int worker)
         memset((char *)e->sink.buffer + (size_t)first * row_bytes, 0,
                (size_t)(end - first) * row_bytes);
     for (int id = first; id < end; id++) {
-        int t = model->first_use[id];
+        int t = model->batch.first_use[id];
         if (t < 0)
             continue;
         memcpy(sum, e->dx + (size_t)t * hidden, hidden * sizeof(float));
-        while ((t = model->next_use[t]) >= 0)
+        while ((t = model->batch.next_use[t]) >= 0)
             model->nn->add(hidden, sum, e->dx + (size_t)t * hidden);
         deliver(model, &e->sink, (size_t)id * hidden, hidden, sum);
     }
@@ -125,11 +125,6 @@ zs_status zs_embedding_grad(zs_model *model, const zs_tokens *tokens, const floa
 {
     embedding e = {.model = model, .dx = dx};
     zs_param param = model->params[model->index[0][ZS_W_EMBED]];
-    memset(model->first_use, -1, (size_t)model->config.vocab * sizeof(*model->first_use));
-    for (int t = tokens->count - 1; t >= 0; t--) {
-        model->next_use[t] = model->first_use[tokens->ids[t]];
-        model->first_use[tokens->ids[t]] = t;
-    }
     ZS_CHECK(zs_grad_buffer(model->engine, param, &e.sink.buffer, &e.sink.accumulate));
     zs_pool_run(model->pool, embedding_task, &e,
                 ((size_t)model->config.vocab + ID_TILE - 1) / ID_TILE);

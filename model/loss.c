@@ -48,7 +48,7 @@ static void norm_task(void *arg, size_t index, int worker)
     (void)worker;
     for (int i = first; i < ZS_MIN(first + h->tokens->tile, h->predictions); i++)
         h->model->nn->rms(hidden, h->norm + (size_t)i * hidden,
-                          h->x + (size_t)h->model->sources[i] * hidden, h->norm_weight,
+                          h->x + (size_t)h->model->batch.sources[i] * hidden, h->norm_weight,
                           (float)h->model->config.rms_eps);
 }
 
@@ -70,7 +70,7 @@ static void entropy_task(void *arg, size_t index, int worker)
     (void)worker;
     for (int i = (int)index * ROW_TILE; i < ZS_MIN(((int)index + 1) * ROW_TILE, h->n); i++) {
         float *row = h->logits + (size_t)i * (size_t)h->ldl, max;
-        int32_t target = model->targets[h->first + i];
+        int32_t target = model->batch.targets[h->first + i];
         double logit = row[target];
         float sum = model->nn->softmax(vocab, row, &max);
         model->losses[h->first + i] = log((double)sum) + (double)max - logit;
@@ -111,7 +111,7 @@ static void norm_back_task(void *arg, size_t index, int worker)
     for (int t = first; t < ZS_MIN(first + h->tokens->tile, h->tokens->count); t++) {
         const float *x = h->x + (size_t)t * hidden;
         float *dx = h->dx + (size_t)t * hidden;
-        int i = model->slot_of[t];
+        int i = model->batch.slot_of[t];
         if (i < 0) {
             memset(dx, 0, hidden * sizeof(float));
             continue;
@@ -147,7 +147,7 @@ static zs_status head_open(head *h, zs_model *model, const zs_tokens *tokens, co
                               : zs_unit_matrix(model, head_unit(model), ZS_W_HEAD, &h->w);
 }
 
-static zs_param head_param(const zs_model *model)
+zs_param zs_head_param(const zs_model *model)
 {
     int32_t i = model->config.tied ? model->index[0][ZS_W_EMBED]
                                    : model->index[head_unit(model)][ZS_W_HEAD];
@@ -166,12 +166,12 @@ static zs_status ready(head *h)
                               1};
     if (!h->grad_add) /* nothing was counted */
         memset(h->grad, 0, (size_t)h->w.rows * (size_t)h->w.columns * sizeof(float));
-    ZS_CHECK(zs_grad_ready(model->engine, head_param(model), h->grad, ZS_FP32));
+    ZS_CHECK(zs_grad_ready(model->engine, zs_head_param(model), h->grad, ZS_FP32));
     return zs_grads_run(model, &norm, 1);
 }
 
 zs_status zs_head_run(zs_model *model, const zs_tokens *tokens, const float *x, int predictions,
-                      double scale, double *loss_sum, float *dx)
+                      double scale, float *dx)
 {
     head h;
     ZS_CHECK(head_open(&h, model, tokens, x, predictions));
@@ -180,7 +180,7 @@ zs_status zs_head_run(zs_model *model, const zs_tokens *tokens, const float *x, 
     h.grad = model->head_grad;
     if (dx && !h.grad) {
         void *buffer;
-        ZS_CHECK(zs_grad_buffer(model->engine, head_param(model), &buffer, &h.grad_add));
+        ZS_CHECK(zs_grad_buffer(model->engine, zs_head_param(model), &buffer, &h.grad_add));
         h.grad = buffer;
     }
     zs_pool_run(model->pool, norm_task, &h, (size_t)tiles(predictions, tokens->tile));
@@ -195,9 +195,10 @@ zs_status zs_head_run(zs_model *model, const zs_tokens *tokens, const float *x, 
                     (size_t)h.token_tasks + (size_t)tiles(h.w.rows, ZS_VOCAB_TILE));
         h.grad_add = 1;
     }
-    *loss_sum = 0;
+    double sum = 0;
     for (int i = 0; i < predictions; i++)
-        *loss_sum += model->losses[i];
+        sum += model->losses[i];
+    model->loss += sum;
     if (!dx)
         return ZS_OK;
     zs_pool_run(model->pool, norm_back_task, &h, (size_t)tiles(tokens->count, tokens->tile));
@@ -207,8 +208,6 @@ zs_status zs_head_run(zs_model *model, const zs_tokens *tokens, const float *x, 
 zs_status zs_head_logits(zs_model *model, const zs_tokens *tokens, const float *x, float *out)
 {
     head h;
-    for (int row = 0; row < tokens->rows; row++)
-        model->sources[row] = (row + 1) * tokens->seq - 1;
     ZS_CHECK(head_open(&h, model, tokens, x, tokens->rows));
     h.n = tokens->rows;
     h.logits = out;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The decoder: forward and backward over units that a zs_engine gathers. Computes in fp32 (weights
- * in bf16 are widened block by block); activations of each block are recomputed in backward, or
- * kept. */
+/* The decoder: forward and backward over units that a zs_engine gathers. On the host it computes in
+ * fp32 (weights in bf16 are widened block by block); on a CUDA device matrix products take inputs
+ * of the weights' dtype (docs/numerics.md). Activations of each block are recomputed in backward,
+ * or kept. */
 #ifndef ZS_MODEL_MODEL_H
 #define ZS_MODEL_MODEL_H
 
@@ -18,7 +19,9 @@ typedef struct zs_model_options {
     int checkpointing;   /* 1: keep block inputs only and recompute; 0: keep all activations */
     int frozen;          /* 1: for evaluation only, without gradients and optimizer states */
     zs_group decay,
-        no_decay; /* groups for parameters of two or more dimensions, and for the others */
+        no_decay;      /* groups for parameters of two or more dimensions, and for the others */
+    zs_device *device; /* the engine's, borrowed; NULL: host */
+    void *stream;      /* the engine's: on a device all is queued there */
 } zs_model_options;
 
 /* One micro-batch. All arrays rows x seq, borrowed. */
@@ -44,10 +47,11 @@ void zs_model_params(const zs_model *model, const zs_weight **weights, const zs_
 
 /* Number of labels of batch that are counted. */
 uint64_t zs_batch_tokens(const zs_batch *batch);
-/* Forward only: *loss_sum = sum of token losses. */
+/* Forward only: *loss_sum = sum of token losses (and of those that zs_model_train kept). */
 zs_status zs_model_evaluate(zs_model *model, const zs_batch *batch, double *loss_sum);
 /* Forward and backward of one micro-batch, between zs_grad_begin and zs_grad_finish (both the
- * caller's). Gradients are those of loss_sum * scale. */
+ * caller's). Gradients are those of the losses * scale. loss_sum NULL: the loss is kept and is part
+ * of the next one that is asked for, so that a device's is waited for once a step. */
 zs_status zs_model_train(zs_model *model, const zs_batch *batch, double scale, double *loss_sum);
 /* Logits of the last position of each row, [rows][vocab]. For tests and inspection. */
 zs_status zs_model_logits(zs_model *model, const zs_batch *batch, float *out);

@@ -7,7 +7,7 @@
 #include "model/internal.h"
 
 /* As transformers computes it, float32 where it has tensors. */
-static float frequency(const zs_model_config *c, int i)
+float zs_rope_frequency(const zs_model_config *c, int i)
 {
     float exponent = (float)(2 * i) / (float)c->head_dim;
     float f = 1.0f / (float)pow((float)c->rope_theta, exponent);
@@ -40,7 +40,7 @@ static void fill_position(void *arg, size_t index, int worker)
     float *s = model->sin + (size_t)position * (size_t)half;
     (void)worker;
     for (int i = 0; i < half; i++) {
-        float angle = (float)position * frequency(&model->config, i);
+        float angle = (float)position * zs_rope_frequency(&model->config, i);
         c[i] = (float)cos((double)angle);
         s[i] = (float)sin((double)angle);
     }

@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The decoder on a CUDA device (emulated) against the decoder on the host: losses, logits and
+ * gradients of models that have all there is, in the dtypes that there are. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/util.h"
+#include "device/device.h"
+#include "model/model.h"
+#include "model/weights.h"
+
+#define must(expr)                                                                                 \
+    do {                                                                                           \
+        zs_status must_status = (expr);                                                            \
+        if (must_status != ZS_OK)                                                                  \
+            fail_msg("%s: %s", #expr, zs_last_error());                                            \
+    } while (0)
+
+/* One rank with a model in it. */
+typedef struct rank {
+    zs_device *device;
+    zs_comm *comm;
+    zs_pool *pool;
+    zs_engine *engine;
+    zs_model *model;
+    const zs_weight *weights;
+    const zs_param *params;
+    size_t count;
+} rank;
+
+/* Grouped heads, norms of heads, tied. */
+static const zs_model_config qwen = {.model_type = "qwen3",
+                                     .vocab = 131,
+                                     .hidden = 48,
+                                     .intermediate = 72,
+                                     .layers = 3,
+                                     .heads = 4,
+                                     .kv_heads = 2,
+                                     .head_dim = 16,
+                                     .max_positions = 1024,
+                                     .rms_eps = 1e-6,
+                                     .init_range = 0.1,
+                                     .rope_theta = 10000,
+                                     .tied = 1,
+                                     .qk_norm = 1};
+/* All biases, a head of its own, a head for each key. */
+static const zs_model_config llama = {.model_type = "llama",
+                                      .vocab = 97,
+                                      .hidden = 40,
+                                      .intermediate = 56,
+                                      .layers = 2,
+                                      .heads = 5,
+                                      .kv_heads = 5,
+                                      .head_dim = 8,
+                                      .max_positions = 1024,
+                                      .rms_eps = 1e-5,
+                                      .init_range = 0.1,
+                                      .rope_theta = 500000,
+                                      .qkv_bias = 1,
+                                      .o_bias = 1,
+                                      .mlp_bias = 1};
+
+static void rank_open(rank *r, const char *device, const zs_model_config *config,
+                      zs_model_options options)
+{
+    zs_engine_config engine;
+    zs_group_config group;
+    memset(r, 0, sizeof *r);
+    must(zs_device_open(device, &r->device));
+    must(zs_comm_open_self(&r->comm));
+    must(zs_pool_open(1, -1, &r->pool));
+    zs_engine_config_init(&engine);
+    engine.pool = r->pool;
+    engine.device = r->device;
+    engine.grad_dtype = options.grad_dtype;
+    engine.grad_accum_steps = 2;
+    must(zs_engine_open(&engine, r->comm, &r->engine));
+    zs_group_config_init(&group);
+    must(zs_group_add(r->engine, &group, &options.decay));
+    must(zs_group_add(r->engine, &group, &options.no_decay));
+    options.device = r->device;
+    must(zs_model_open(config, &options, r->engine, r->pool, &r->model));
+    must(zs_engine_commit(r->engine));
+    must(zs_model_prepare(r->model));
+    zs_model_params(r->model, &r->weights, &r->params, &r->count);
+    must(zs_weights_init(r->engine, config, 5, r->weights, r->params, r->count));
+}
+
+static void rank_close(rank *r)
+{
+    zs_model_close(&r->model);
+    zs_engine_close(&r->engine);
+    zs_pool_close(&r->pool);
+    zs_comm_close(&r->comm);
+    zs_device_close(&r->device);
+}
+
+static uint64_t numel(const zs_weight *w)
+{
+    return (uint64_t)w->shape[0] * (uint64_t)(w->ndim == 2 ? w->shape[1] : 1);
+}
+
+static float *read_grad(rank *r, size_t i)
+{
+    float *x = malloc(numel(&r->weights[i]) * sizeof *x);
+    assert_non_null(x);
+    must(zs_param_read(r->engine, r->params[i], ZS_GRAD, 0, numel(&r->weights[i]), ZS_FP32, x));
+    return x;
+}
+
+static double loss_of_two(rank *r, const zs_batch *one, const zs_batch *two)
+{
+    double loss;
+    must(zs_grad_begin(r->engine, 0));
+    must(zs_model_train(r->model, one, 0.02, NULL));
+    must(zs_grad_finish(r->engine));
+    must(zs_grad_begin(r->engine, 1));
+    must(zs_model_train(r->model, two, 0.02, &loss));
+    must(zs_grad_finish(r->engine));
+    return loss;
+}
+
+static void near(const char *what, const char *name, const float *got, const float *want,
+                 uint64_t n, double tolerance)
+{
+    double squares = 0, wrong = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        squares += (double)want[i] * (double)want[i];
+        wrong += ((double)got[i] - (double)want[i]) * ((double)got[i] - (double)want[i]);
+    }
+    if (!(sqrt(wrong) <= tolerance * sqrt(squares)))
+        fail_msg("%s: %s is off by %.3g of its norm %.3g, more than %.3g", what, name,
+                 sqrt(wrong / squares), sqrt(squares), tolerance);
+}
+
+static void close_to(const char *what, double got, double want, double tolerance)
+{
+    if (!(fabs(got - want) <= tolerance * fabs(want)))
+        fail_msg("%s: loss %.9g, on the host %.9g", what, got, want);
+}
+
+enum { ROWS = 2, SEQ = 150 };
+
+typedef struct variant {
+    const zs_model_config *config;
+    zs_dtype dtype, grad_dtype;
+    int seq, checkpointing;
+} variant;
+
+static void compare(const variant *v, double loss_tolerance, double grad_tolerance)
+{
+    static int32_t ids[2][ROWS * SEQ], labels[ROWS * SEQ], positions[ROWS * SEQ];
+    const zs_model_options options = {.rows = ROWS,
+                                      .seq = v->seq,
+                                      .dtype = v->dtype,
+                                      .grad_dtype = v->grad_dtype,
+                                      .checkpointing = v->checkpointing};
+    const size_t count = (size_t)(ROWS * v->seq), vocab = (size_t)v->config->vocab;
+    char what[128];
+    rank host, gpu;
+    uint32_t state = 7;
+    snprintf(what, sizeof what, "%s, weights %s, gradients %s, rows of %d, checkpointing %d",
+             v->config->model_type, zs_dtype_name(v->dtype), zs_dtype_name(v->grad_dtype), v->seq,
+             v->checkpointing);
+    for (size_t i = 0; i < count; i++) {
+        for (int b = 0; b < 2; b++) {
+            state = state * 1664525u + 1013904223u;
+            ids[b][i] = (int32_t)((state >> 8) % vocab);
+        }
+        labels[i] = i % 5 == 3 ? -100 : ids[1][i];
+        /* Documents of 11 tokens in one row; of the row in the other. */
+        positions[i] = (int32_t)(i < (size_t)v->seq ? i % 11 : i - (size_t)v->seq);
+    }
+    const zs_batch one = {.rows = ROWS, .seq = v->seq, .ids = ids[0]};
+    const zs_batch two = {
+        .rows = ROWS, .seq = v->seq, .ids = ids[1], .labels = labels, .positions = positions};
+    const zs_batch shorter = {.rows = 1, .seq = v->seq / 2, .ids = ids[0]};
+    rank_open(&host, "host", v->config, options);
+    rank_open(&gpu, "cuda", v->config, options);
+
+    close_to(what, loss_of_two(&gpu, &one, &two), loss_of_two(&host, &one, &two), loss_tolerance);
+    for (size_t i = 0; i < host.count; i++) {
+        float *want = read_grad(&host, i), *got = read_grad(&gpu, i);
+        near(what, host.weights[i].name, got, want, numel(&host.weights[i]), grad_tolerance);
+        free(want), free(got);
+    }
+    must(zs_grad_discard(host.engine));
+    must(zs_grad_discard(gpu.engine));
+
+    double got, want;
+    must(zs_model_evaluate(host.model, &shorter, &want));
+    must(zs_model_evaluate(gpu.model, &shorter, &got));
+    close_to(what, got, want, loss_tolerance);
+    float *want_logits = malloc(ROWS * vocab * sizeof(float));
+    float *got_logits = malloc(ROWS * vocab * sizeof(float));
+    assert_true(want_logits && got_logits);
+    must(zs_model_logits(host.model, &two, want_logits));
+    must(zs_model_logits(gpu.model, &two, got_logits));
+    near(what, "logits", got_logits, want_logits, ROWS * vocab, grad_tolerance);
+    free(want_logits), free(got_logits);
+    rank_close(&host);
+    rank_close(&gpu);
+}
+
+static void fp32(void **state)
+{
+    (void)state;
+    compare(&(variant){&qwen, ZS_FP32, ZS_FP32, 24, 1}, 1e-7, 5e-6);
+    compare(&(variant){&llama, ZS_FP32, ZS_FP32, 24, 0}, 1e-7, 5e-6);
+}
+
+/* More queries than a tile has. */
+static void several_tiles(void **state)
+{
+    (void)state;
+    compare(&(variant){&qwen, ZS_FP32, ZS_FP32, SEQ, 0}, 1e-7, 5e-6);
+}
+
+static void narrow_gradients(void **state)
+{
+    (void)state;
+    compare(&(variant){&llama, ZS_FP32, ZS_BF16, 24, 1}, 1e-7, 1e-3);
+}
+
+/* The device rounds what enters a product to bf16, the host does not. */
+static void bf16(void **state)
+{
+    (void)state;
+    compare(&(variant){&qwen, ZS_BF16, ZS_FP32, 24, 1}, 5e-4, 2e-2);
+    compare(&(variant){&llama, ZS_BF16, ZS_BF16, 24, 0}, 5e-4, 2e-2);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(fp32),
+        cmocka_unit_test(several_tiles),
+        cmocka_unit_test(narrow_gradients),
+        cmocka_unit_test(bf16),
+    };
+    print_message("emulated\n");
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -460,8 +460,9 @@ void job_run(job *j)
         j->weights[p] = calloc(n + 1, sizeof(float));
         j->moments[p] = calloc(2 * n + 1, sizeof(float));
     }
-    zs_status s =
-        j->world == 1 ? zs_comm_open_self(comms) : zs_comm_open_threads(j->world, j->timeout_s > 0 ? j->timeout_s : 60, comms);
+    zs_status s = j->world == 1
+                      ? zs_comm_open_self(comms)
+                      : zs_comm_open_threads(j->world, j->timeout_s > 0 ? j->timeout_s : 60, comms);
     if (s) {
         j->status[0] = s;
         snprintf(j->error[0], sizeof j->error[0], "%s", zs_last_error());

@@ -32,7 +32,7 @@ typedef struct job {
     zs_engine_config config; /* state_dir and param_dir are filled in below dir */
     const char *dir;
     const char *device;   /* "cuda": rank r uses cuda:r; NULL: the host */
-    double timeout_s;   /* of the communicator; 0: 60 */
+    double timeout_s;     /* of the communicator; 0: 60 */
     int use_buffer;       /* write into zs_grad_buffer in place of handing over a pointer */
     int commit_at;        /* commit after this many steps; 0: never */
     int stop_at;          /* end after this many steps; 0: at `steps` */

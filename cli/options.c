@@ -54,6 +54,8 @@ static const option table[] = {
      .help = "where optimizer states live"},
     {"offload-params", PLACE, AT(params), "none", .words = "none|host|nvme:DIR",
      .help = "where parameter shards live between uses (stage 3)"},
+    {"adam", CHOICE, AT(adam), "auto", .words = "auto|device|host|zero-copy",
+     .help = "where Adam runs over offloaded states of a GPU's parameters; the bits are the same"},
     {"io-engine", CHOICE, AT(io_engine), "auto",
      .words = "auto|io_uring|posix|libaio|io_uring_plain",
      .help = "how files of states and parameters are read and written"},

@@ -24,6 +24,7 @@ typedef struct zs_options {
     int threads;
     int zero_stage;
     zs_place optimizer, params;
+    int adam;      /* zs_adam_side */
     int io_engine; /* zs_io_engine */
     int64_t buffer_bytes, max_live_params, max_shard_size;
     double timeout;

@@ -72,6 +72,7 @@ static zs_status open_engine(rank *r)
         config.resume_commit = (uint64_t)o->resume_commit;
         config.fingerprint = r->record.config;
     }
+    config.adam = (zs_adam_side)o->adam;
     config.io_engine = (zs_io_engine)o->io_engine;
     config.grad_dtype = (zs_dtype)o->grad_dtype;
     config.reduce = (zs_reduce)o->reduce;

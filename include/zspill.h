@@ -197,7 +197,8 @@ typedef enum zs_io_engine {
  * bits are the same. Each chunk may go to the side that is done first; all through the device, in
  * copies that are staged in its memory; all on the host, by the pool; or all on the device, which
  * reads and writes host memory over the bus in place. States on tier device, and all on the host
- * device, are worked on where they are. */
+ * device, are worked on where they are: there what was asked for by name and does not fit is an
+ * error. */
 typedef enum zs_adam_side {
     ZS_ADAM_AUTO = 0,
     ZS_ADAM_DEVICE = 1,

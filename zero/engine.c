@@ -203,6 +203,23 @@ static zs_status copy_string(const char *text, char **out)
     return ZS_OK;
 }
 
+/* What was asked for by name must be what happens. */
+static zs_status check_side(const zs_engine *e)
+{
+    const zs_adam_side side = e->config.adam;
+    const int far = e->config.optimizer_tier != ZS_TIER_DEVICE;
+    if (e->device->host_access && (side == ZS_ADAM_DEVICE || side == ZS_ADAM_ZERO_COPY))
+        return zs_fail(ZS_ERR_ARG,
+                       "adam %s needs a CUDA device, and the device is the host: use auto or host",
+                       side == ZS_ADAM_DEVICE ? "device" : "zero copy");
+    if (!e->device->host_access && !far && (side == ZS_ADAM_HOST || side == ZS_ADAM_ZERO_COPY))
+        return zs_fail(ZS_ERR_ARG,
+                       "adam %s needs states in host memory or on NVMe, and optimizer_tier is "
+                       "device: use auto or device, or another tier",
+                       side == ZS_ADAM_HOST ? "host" : "zero copy");
+    return ZS_OK;
+}
+
 /* Where there is an accelerator, its streams and maths beside the host's. */
 static zs_status open_device(zs_engine *e)
 {
@@ -212,6 +229,7 @@ static zs_status open_device(zs_engine *e)
         ZS_CHECK(zs_device_open_host(&e->device));
         e->own_device = 1;
     }
+    ZS_CHECK(check_side(e));
     ZS_CHECK(zs_math_open_host(e->pool, &e->host_math));
     if (e->device->host_access) {
         if (e->config.stream)

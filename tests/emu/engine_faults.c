@@ -28,6 +28,25 @@ static void init(job *j, int world, int stage, zs_tier states, zs_tier params)
     j->config.chunk_numel = states ? 4096 : 0;
 }
 
+static void sides_that_do_not_fit(void **state)
+{
+    job j;
+    (void)state;
+    init(&j, 1, 0, ZS_TIER_DEVICE, ZS_TIER_DEVICE);
+    j.config.adam = ZS_ADAM_HOST;
+    job_run(&j);
+    assert_int_equal(j.status[0], ZS_ERR_ARG);
+    assert_non_null(strstr(j.error[0], "optimizer_tier is device"));
+    job_free(&j);
+    init(&j, 1, 0, ZS_TIER_HOST, ZS_TIER_DEVICE);
+    j.device = NULL;
+    j.config.adam = ZS_ADAM_ZERO_COPY;
+    job_run(&j);
+    assert_int_equal(j.status[0], ZS_ERR_ARG);
+    assert_non_null(strstr(j.error[0], "needs a CUDA device"));
+    job_free(&j);
+}
+
 /* Each call of that kind fails in turn, until a run does not come to that many. */
 static int fail_each(emu_call call, int stage, zs_tier states, zs_tier params, int own)
 {
@@ -143,9 +162,8 @@ int main(void)
     if (!dir || !emu)
         return 1;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_memory),
-        cmocka_unit_test(a_collective_is_refused),
-        cmocka_unit_test(a_device_fails_in_a_collective),
+        cmocka_unit_test(sides_that_do_not_fit),   cmocka_unit_test(no_memory),
+        cmocka_unit_test(a_collective_is_refused), cmocka_unit_test(a_device_fails_in_a_collective),
         cmocka_unit_test(a_device_hangs),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

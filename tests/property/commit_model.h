@@ -68,12 +68,14 @@ typedef enum mutation {
     OPEN_DIR_NOT_FLUSHED,
     OPEN_NOT_LOCKED,
     LATE_WRITES,
+    /* with three slots */
     OLDER_NOT_GUARDED,
     NEWER_REPLACED,
     ABANDONED_STAYS,
     OLDEST_OFFERED,
     BACK_IN_FORCE,
     BACK_NUMBER,
+    /* with one slot */
     NOT_MARKED,
     MARK_NOT_FLUSHED,
     DIRTY_TAKEN,

@@ -5,7 +5,6 @@
 
 static const struct {
     const char *name, *what;
-    u8 slots; /* 0: 2 */
 } mutations[MUTATIONS] = {
     [AS_BUILT] = {"none", "the protocol as built"},
     [DATA_NOT_FLUSHED] = {"data-not-flushed", "superblock written without a flush of the slots"},
@@ -35,29 +34,24 @@ static const struct {
                      "a resume begins before the writes of the process before it have "
                      "arrived"},
     [OLDER_NOT_GUARDED] = {"older-not-guarded",
-                           "a step writes a slot that an older commit kept names", 3},
-    [NEWER_REPLACED] = {"newer-replaced", "a superblock goes over the newest of the older ones", 3},
+                           "a step writes a slot that an older commit kept names"},
+    [NEWER_REPLACED] = {"newer-replaced", "a superblock goes over the newest of the older ones"},
     [ABANDONED_STAYS] = {"abandoned-stays",
                          "a superblock goes over the oldest, not over one that was "
-                         "abandoned",
-                         3},
-    [OLDEST_OFFERED] = {"oldest-offered", "the commit that is replaced next is one to go back to",
-                        3},
+                         "abandoned"},
+    [OLDEST_OFFERED] = {"oldest-offered", "the commit that is replaced next is one to go back to"},
     [BACK_IN_FORCE] = {"back-in-force",
-                       "going back puts the older commit in force without a commit", 3},
-    [BACK_NUMBER] = {"back-number", "after going back numbers go on from the older commit's", 3},
-    [NOT_MARKED] = {"not-marked", "the one slot is written over without a word", 1},
+                       "going back puts the older commit in force without a commit"},
+    [BACK_NUMBER] = {"back-number", "after going back numbers go on from the older commit's"},
+    [NOT_MARKED] = {"not-marked", "the one slot is written over without a word"},
     [MARK_NOT_FLUSHED] = {"mark-not-flushed",
                           "the one slot is written over before the superblock that "
-                          "says so is flushed",
-                          1},
-    [DIRTY_TAKEN] = {"dirty-taken", "a dirty superblock is resumed", 1},
-    [BEFORE_DIRTY_TAKEN] = {"before-dirty-taken", "the superblock before a dirty one is resumed",
-                            1},
+                          "says so is flushed"},
+    [DIRTY_TAKEN] = {"dirty-taken", "a dirty superblock is resumed"},
+    [BEFORE_DIRTY_TAKEN] = {"before-dirty-taken", "the superblock before a dirty one is resumed"},
     [NEWEST_ONLY] = {"newest-only",
                      "with one slot only the newest superblock counts, though nothing "
-                     "was written over",
-                     1},
+                     "was written over"},
 };
 
 const char *model_name(mutation m)
@@ -72,5 +66,5 @@ const char *model_what(mutation m)
 
 u8 model_slots(mutation m)
 {
-    return mutations[m].slots ? mutations[m].slots : 2;
+    return m >= NOT_MARKED ? 1 : m >= OLDER_NOT_GUARDED ? 3 : 2;
 }

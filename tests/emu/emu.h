@@ -84,6 +84,10 @@ struct emu_launched {
 };
 /* False, and the error is what cudaGetLastError gives: CUDA refuses such a launch. */
 bool emu_launch_allowed(const emu_launched &launch);
+/* What nvcc made of the kernel, to be run instead, given its parameters' addresses; nullptr: run
+ * the kernel itself. Only a plug-in that was linked with the output of ptx.py has any. */
+typedef void (*emu_translated)(void **parameters);
+emu_translated emu_translation(const void *kernel) __attribute__((weak));
 /* thread: what one CUDA thread does. */
 void emu_launch_queue(const emu_launched &launch, std::function<void()> thread);
 

@@ -63,7 +63,17 @@ static inline void emu_launch(const char *name, void (*kernel)(P...), dim3 grid,
     if (emu_recording())
         (emu_add_number(launch.numbers, arguments), ...);
     std::tuple<P...> given(emu_argument<P>(static_cast<P>(arguments))...);
-    emu_launch_queue(launch, [kernel, given] { std::apply(kernel, given); });
+    if (emu_translation)
+        emu_launch_queue(launch, [translated = emu_translation((const void *)kernel), given] {
+            std::apply(
+                [translated](const P &...parameter) {
+                    void *addresses[] = {(void *)&parameter...};
+                    translated(addresses);
+                },
+                given);
+        });
+    else
+        emu_launch_queue(launch, [kernel, given] { std::apply(kernel, given); });
 }
 
 #define ZS_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                  \

@@ -46,6 +46,9 @@ static const option table[] = {
     {"ranks", INT, AT(ranks), NULL, 1, 64, .words = "N",
      .help = "data-parallel ranks (default: 1; with --comm mpi: all of the job)"},
     {"comm", CHOICE, AT(comm), "threads", .words = "threads|mpi", .help = "what ranks are"},
+    {"device", CHOICE, AT(device), "cpu", .words = "cpu|cuda",
+     .help = "where the model, device memory and its states are; cuda: rank r of a machine takes "
+             "GPU r"},
     {"threads", INT, AT(threads), "0", 0, 64, .words = "N",
      .help = "threads of each rank; 0: allowed CPUs / ranks here"},
     {"zero-stage", INT, AT(zero_stage), "0", 0, 3, .words = "0..3",

@@ -11,6 +11,8 @@
 
 typedef enum zs_transport { ZS_TRANSPORT_THREADS = 0, ZS_TRANSPORT_MPI = 1 } zs_transport;
 
+typedef enum zs_device_kind { ZS_DEVICE_CPU = 0, ZS_DEVICE_CUDA = 1 } zs_device_kind;
+
 /* none | host | nvme:DIR */
 typedef struct zs_place {
     zs_tier tier;
@@ -19,8 +21,9 @@ typedef struct zs_place {
 
 typedef struct zs_options {
     char *model, *init, *data, *out;
-    int ranks; /* 0: one, or what MPI says */
-    int comm;  /* zs_transport */
+    int ranks;  /* 0: one, or what MPI says */
+    int comm;   /* zs_transport */
+    int device; /* zs_device_kind */
     int threads;
     int zero_stage;
     zs_place optimizer, params;

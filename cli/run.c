@@ -23,6 +23,7 @@ typedef struct rank {
     const zs_options *options;
     zs_comm *comm;
     int number, world;
+    zs_device *device;
     zs_pool *pool;
     zs_engine *engine;
     zs_model *model;
@@ -55,6 +56,17 @@ static void trace_since(const rank *r, const char *name, uint64_t begin)
     zs_trace_span(r->run->trace, r->number, "program", name, begin, zs_trace_now());
 }
 
+/* The machine's rank r works on its device r; ranks fill one machine after the other. */
+static zs_status open_device(rank *r)
+{
+    char name[32];
+    if (r->options->device == ZS_DEVICE_CPU)
+        return zs_device_open("host", &r->device);
+    snprintf(name, sizeof(name), "cuda:%d", r->number % zs_comm_local_ranks(r->comm));
+    zs_status status = zs_device_open(name, &r->device);
+    return status == ZS_OK ? ZS_OK : zs_fail_prefix(status, "--device cuda: ");
+}
+
 static zs_status open_engine(rank *r)
 {
     const zs_options *o = r->options;
@@ -73,6 +85,7 @@ static zs_status open_engine(rank *r)
         config.fingerprint = r->record.config;
     }
     config.adam = (zs_adam_side)o->adam;
+    config.device = r->device;
     config.io_engine = (zs_io_engine)o->io_engine;
     config.grad_dtype = (zs_dtype)o->grad_dtype;
     config.reduce = (zs_reduce)o->reduce;
@@ -110,6 +123,7 @@ static zs_status open_model(rank *r)
         .grad_dtype = (zs_dtype)r->options->grad_dtype,
         .checkpointing = r->options->checkpointing,
         .frozen = !run->data,
+        .device = r->device,
     };
     for (int i = 0; i < 2; i++) {
         zs_group_config config = group_config(r, i == 0, r->options->lr);
@@ -148,6 +162,7 @@ static zs_status open_rank(rank *r)
     r->row_tokens = (size_t)ZS_MAX(run->data ? zs_data_seq(run->data) : 0,
                                    run->eval ? zs_data_seq(run->eval) : 0);
     ZS_CHECK(zs_pool_open(run->threads, run->bind ? r->number * run->threads : -1, &r->pool));
+    ZS_CHECK(open_device(r));
     ZS_CHECK(open_engine(r));
     ZS_CHECK(open_model(r));
     return open_buffers(r);
@@ -158,6 +173,7 @@ static void close_rank(rank *r)
     free(r->tokens);
     zs_model_close(&r->model);
     zs_engine_close(&r->engine);
+    zs_device_close(&r->device);
     zs_pool_close(&r->pool);
 }
 
@@ -334,14 +350,13 @@ static zs_status update(rank *r, double targets, double *loss_sum, zs_step_info 
     zs_step_config_init(&config);
     config.max_norm = r->options->clip;
     for (int m = 0; m < accum; m++) {
-        double loss;
+        const int last = m == accum - 1;
         uint64_t span = zs_trace_now();
         zs_batch batch = batch_at(r, r->run->data, (size_t)m * (size_t)micro, micro);
-        ZS_CHECK(zs_grad_begin(r->engine, m == accum - 1));
-        ZS_CHECK(zs_model_train(r->model, &batch, 1 / targets, &loss));
+        ZS_CHECK(zs_grad_begin(r->engine, last));
+        ZS_CHECK(zs_model_train(r->model, &batch, 1 / targets, last ? loss_sum : NULL));
         ZS_CHECK(zs_grad_finish(r->engine));
         trace_since(r, "forward and backward", span);
-        *loss_sum += loss;
     }
     return zs_step(r->engine, &config, info);
 }

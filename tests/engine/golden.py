@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole training runs of the program against torch's, as recorded in ZSPILL_TEST_DATA/golden.
 
-    golden.py ZSPILL [tiny|masked|stories|arch|bf16|nll ...]
+    golden.py [--device cuda] ZSPILL [tiny|masked|stories|arch|bf16|nll ...]
 
 Python's standard library only. Exit code 77 where the data is not there.
 """
@@ -79,8 +79,9 @@ def near(what, got, want, tolerance):
 
 
 class Runs:
-    def __init__(self, program, data):
+    def __init__(self, program, device, data):
         self.program = program
+        self.device = device
         self.data = data
         self.dir = tempfile.TemporaryDirectory(prefix="zspill-golden-")
         self.count = 0
@@ -100,6 +101,8 @@ class Runs:
         command = [
             self.program,
             "train",
+            "--device",
+            self.device,
             "--model",
             model,
             "--data",
@@ -254,6 +257,8 @@ def check_nll(runs, name, g):
         [
             runs.program,
             "train",
+            "--device",
+            runs.device,
             "--model",
             runs.model(name),
             "--eval-data",
@@ -278,11 +283,14 @@ def check_nll(runs, name, g):
 
 
 def main():
-    program, names = sys.argv[1], sys.argv[2:]
+    args, device = sys.argv[1:], "cpu"
+    if args[0] == "--device":
+        device, args = args[1], args[2:]
+    program, names = args[0], args[1:]
     if not data_path("golden"):
         print("skipped: no golden runs in the folder of ZSPILL_TEST_DATA")
         return 77
-    runs = Runs(program, data_path())
+    runs = Runs(program, device, data_path())
     for name in names or ["nll", "arch", "tiny", "masked", "stories", "bf16"]:
         try:
             getattr(runs, name)()

@@ -3,6 +3,7 @@
 #include "device/cuda.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 
 #include "base/plugin.h"
 #include "base/status.h"
@@ -27,7 +28,7 @@ static const zs_cuda_host host = {
     .mem_free = zs_mem_free,
 };
 
-zs_status zs_cuda_open(const zs_cuda_plugin **out)
+static zs_status enter(const zs_cuda_plugin **out)
 {
     void *handle;
     *out = NULL;
@@ -41,6 +42,20 @@ zs_status zs_cuda_open(const zs_cuda_plugin **out)
                        (int)ZS_CUDA_VERSION);
     *out = plugin;
     return ZS_OK;
+}
+
+/* Ranks as threads open their devices at once; the plug-in keeps what its entry was given. */
+zs_status zs_cuda_open(const zs_cuda_plugin **out)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static const zs_cuda_plugin *opened;
+    zs_status status = ZS_OK;
+    pthread_mutex_lock(&lock);
+    if (!opened)
+        status = enter(&opened);
+    *out = opened;
+    pthread_mutex_unlock(&lock);
+    return status;
 }
 
 zs_status zs_device_open_cuda(int ordinal, zs_device **out)

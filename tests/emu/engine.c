@@ -6,10 +6,12 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
+#include "tests/emu/control.h"
 #include "tests/engine/harness.h"
 
 static const char *dir;
@@ -180,15 +182,97 @@ static void one_rank(void **state)
     matrix(&(variant){.world = 1, .micros = 2, .grad_dtype = ZS_BF16, .stride = 5});
 }
 
-int main(void)
+typedef struct traffic {
+    uint64_t up, down, states;
+} traffic;
+
+/* Bytes over the bus, and of the states in host memory, of a run of so many steps. */
+static traffic run_counted(const emu_control *emu, zs_tier states, zs_adam_side side, int steps)
+{
+    const variant v = {.world = 1, .micros = 1};
+    const shape s = {0, states, ZS_TIER_DEVICE, side};
+    traffic t = {emu->bytes(EMU_TO_DEVICE), emu->bytes(EMU_TO_HOST), 0};
+    char what[160];
+    job j;
+    init_shape(&j, &v, &s, what);
+    j.steps = steps;
+    run_ok(&j, what);
+    t.up = emu->bytes(EMU_TO_DEVICE) - t.up;
+    t.down = emu->bytes(EMU_TO_HOST) - t.down;
+    for (size_t i = 0; i < j.row_count; i++)
+        if (j.rows[i].tier == ZS_TIER_HOST && !strcmp(j.rows[i].purpose, "optimizer states"))
+            t.states = j.rows[i].bytes;
+    job_free(&j);
+    return t;
+}
+
+/* A step moves what docs/numerics.md says, and not a byte more: what a run with states on the
+ * device moves is the test's own. */
+static void bytes_over_the_bus(void **state)
+{
+    const emu_control *emu = emu_control_find();
+    (void)state;
+    assert_non_null(emu);
+    const traffic base2 = run_counted(emu, ZS_TIER_DEVICE, ZS_ADAM_AUTO, 2);
+    const traffic base4 = run_counted(emu, ZS_TIER_DEVICE, ZS_ADAM_AUTO, 4);
+    for (zs_adam_side side = ZS_ADAM_DEVICE; side <= ZS_ADAM_HOST; side++) {
+        const traffic two = run_counted(emu, ZS_TIER_HOST, side, 2);
+        const traffic four = run_counted(emu, ZS_TIER_HOST, side, 4);
+        const uint64_t up = (four.up - two.up) - (base4.up - base2.up);
+        const uint64_t down = (four.down - two.down) - (base4.down - base2.down);
+        const uint64_t numel = four.states / 12;
+        assert_true(numel > 0 && four.states % 12 == 0);
+        if (side == ZS_ADAM_DEVICE) {
+            /* Master and both moments, each way, each step. */
+            assert_int_equal(up, 2 * 12 * numel);
+            assert_int_equal(down, 2 * 12 * numel);
+        } else {
+            /* The gradient down; the working copy, which some are 2 bytes of, up. */
+            assert_int_equal(down, 2 * 4 * numel);
+            assert_in_range(up, 2 * 2 * numel, 2 * 4 * numel);
+        }
+        print_message("emulated: Adam %s: %.2f bytes up and %.2f down per parameter and step\n",
+                      side == ZS_ADAM_DEVICE ? "device" : "host", (double)up / 2 / (double)numel,
+                      (double)down / 2 / (double)numel);
+    }
+}
+
+/* One job alone, for engine_waits.py: world, stage, states, params, side. */
+static int one_job(char **numbers)
+{
+    const variant v = {.world = atoi(numbers[0]), .micros = 2, .use_buffer = 1};
+    const shape s = {atoi(numbers[1]), (zs_tier)atoi(numbers[2]), (zs_tier)atoi(numbers[3]),
+                     (zs_adam_side)atoi(numbers[4])};
+    const emu_control *emu = emu_control_find();
+    char what[160];
+    job j;
+    init_shape(&j, &v, &s, what);
+    j.steps = 2;
+    job_run(&j);
+    const zs_status status = j.status[0];
+    if (status != ZS_OK)
+        printf("%s: %s\n", what, j.error[0]);
+    job_free(&j);
+    printf("waits %llu\n",
+           (unsigned long long)(emu ? emu->calls(EMU_STREAM_WAIT, EMU_ANY_DEVICE) : 0));
+    return status != ZS_OK;
+}
+
+int main(int argc, char **argv)
 {
     dir = job_temp_dir();
     if (!dir)
         return 1;
+    if (argc == 6) {
+        const int failed_job = one_job(argv + 1);
+        job_clean(dir);
+        return failed_job;
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_rank),
         cmocka_unit_test(several_ranks),
         cmocka_unit_test(resumed),
+        cmocka_unit_test(bytes_over_the_bus),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     job_clean(dir);

@@ -277,6 +277,13 @@ zs_status zs_cuda_device_count(int *out)
         (void)cudaGetLastError();
         return ZS_OK;
     }
+    if (code == cudaErrorInsufficientDriver) {
+        (void)cudaGetLastError();
+        return zs_fail(
+            ZS_ERR_UNSUPPORTED,
+            "this machine has no NVIDIA driver, or one that is too old for " ZS_CUDA_BUILD
+            ": install a newer one, or use the CPU");
+    }
     return zs_cuda_status(code, "counting CUDA devices");
 }
 

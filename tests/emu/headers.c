@@ -14,6 +14,7 @@ VALUE(cudaSuccess, 0);
 VALUE(cudaErrorInvalidValue, 1);
 VALUE(cudaErrorMemoryAllocation, 2);
 VALUE(cudaErrorInvalidConfiguration, 9);
+VALUE(cudaErrorInsufficientDriver, 35);
 VALUE(cudaErrorNoDevice, 100);
 VALUE(cudaErrorInvalidDevice, 101);
 VALUE(cudaErrorInvalidResourceHandle, 400);

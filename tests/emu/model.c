@@ -10,10 +10,11 @@
 
 #include <cmocka.h>
 
+#include "base/status.h"
 #include "base/util.h"
-#include "device/device.h"
 #include "model/model.h"
 #include "model/weights.h"
+#include "tests/emu/control.h"
 
 #define must(expr)                                                                                 \
     do {                                                                                           \
@@ -21,6 +22,8 @@
         if (must_status != ZS_OK)                                                                  \
             fail_msg("%s: %s", #expr, zs_last_error());                                            \
     } while (0)
+
+static const emu_control *emu;
 
 /* One rank with a model in it. */
 typedef struct rank {
@@ -66,30 +69,37 @@ static const zs_model_config llama = {.model_type = "llama",
                                       .o_bias = 1,
                                       .mlp_bias = 1};
 
-static void rank_open(rank *r, const char *device, const zs_model_config *config,
-                      zs_model_options options)
+/* On failure as far as it came: rank_close takes it. */
+static zs_status rank_try(rank *r, const char *device, const zs_model_config *config,
+                          zs_model_options options)
 {
     zs_engine_config engine;
     zs_group_config group;
     memset(r, 0, sizeof *r);
-    must(zs_device_open(device, &r->device));
-    must(zs_comm_open_self(&r->comm));
-    must(zs_pool_open(1, -1, &r->pool));
+    ZS_CHECK(zs_device_open(device, &r->device));
+    ZS_CHECK(zs_comm_open_self(&r->comm));
+    ZS_CHECK(zs_pool_open(1, -1, &r->pool));
     zs_engine_config_init(&engine);
     engine.pool = r->pool;
     engine.device = r->device;
     engine.grad_dtype = options.grad_dtype;
     engine.grad_accum_steps = 2;
-    must(zs_engine_open(&engine, r->comm, &r->engine));
+    ZS_CHECK(zs_engine_open(&engine, r->comm, &r->engine));
     zs_group_config_init(&group);
-    must(zs_group_add(r->engine, &group, &options.decay));
-    must(zs_group_add(r->engine, &group, &options.no_decay));
+    ZS_CHECK(zs_group_add(r->engine, &group, &options.decay));
+    ZS_CHECK(zs_group_add(r->engine, &group, &options.no_decay));
     options.device = r->device;
-    must(zs_model_open(config, &options, r->engine, r->pool, &r->model));
-    must(zs_engine_commit(r->engine));
-    must(zs_model_prepare(r->model));
+    ZS_CHECK(zs_model_open(config, &options, r->engine, r->pool, &r->model));
+    ZS_CHECK(zs_engine_commit(r->engine));
+    ZS_CHECK(zs_model_prepare(r->model));
     zs_model_params(r->model, &r->weights, &r->params, &r->count);
-    must(zs_weights_init(r->engine, config, 5, r->weights, r->params, r->count));
+    return zs_weights_init(r->engine, config, 5, r->weights, r->params, r->count);
+}
+
+static void rank_open(rank *r, const char *device, const zs_model_config *config,
+                      zs_model_options options)
+{
+    must(rank_try(r, device, config, options));
 }
 
 static void rank_close(rank *r)
@@ -114,15 +124,20 @@ static float *read_grad(rank *r, size_t i)
     return x;
 }
 
+static zs_status train_two(rank *r, const zs_batch *one, const zs_batch *two, double *loss)
+{
+    ZS_CHECK(zs_grad_begin(r->engine, 0));
+    ZS_CHECK(zs_model_train(r->model, one, 0.02, NULL));
+    ZS_CHECK(zs_grad_finish(r->engine));
+    ZS_CHECK(zs_grad_begin(r->engine, 1));
+    ZS_CHECK(zs_model_train(r->model, two, 0.02, loss));
+    return zs_grad_finish(r->engine);
+}
+
 static double loss_of_two(rank *r, const zs_batch *one, const zs_batch *two)
 {
     double loss;
-    must(zs_grad_begin(r->engine, 0));
-    must(zs_model_train(r->model, one, 0.02, NULL));
-    must(zs_grad_finish(r->engine));
-    must(zs_grad_begin(r->engine, 1));
-    must(zs_model_train(r->model, two, 0.02, &loss));
-    must(zs_grad_finish(r->engine));
+    must(train_two(r, one, two, &loss));
     return loss;
 }
 
@@ -236,13 +251,74 @@ static void bf16(void **state)
     compare(&(variant){&llama, ZS_BF16, ZS_BF16, 24, 0}, 5e-4, 2e-2);
 }
 
+static const int32_t some_ids[16] = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3};
+static const zs_batch some = {.rows = 2, .seq = 8, .ids = some_ids};
+
+/* Of a step's micro-batches the host reads the loss, once, and waits for nothing else. */
+static void one_read(void **state)
+{
+    rank r;
+    double loss;
+    (void)state;
+    rank_open(&r, "cuda", &qwen, (zs_model_options){.rows = 2, .seq = 8, .checkpointing = 1});
+    const uint64_t bytes = emu->bytes(EMU_TO_HOST);
+    const uint64_t syncs = emu->calls(EMU_STREAM_SYNC, EMU_ANY_DEVICE);
+    must(train_two(&r, &some, &some, &loss));
+    assert_int_equal(emu->bytes(EMU_TO_HOST) - bytes, sizeof(double));
+    assert_int_equal(emu->calls(EMU_STREAM_SYNC, EMU_ANY_DEVICE) - syncs, 0);
+    must(zs_grad_discard(r.engine));
+    rank_close(&r);
+}
+
+/* What CUDA and cuBLAS refuse, call by call, is a status with a cause, and leaves nothing behind.
+ */
+static void refused_calls(void **state)
+{
+    static const struct {
+        emu_call call;
+        const char *name, *cause;
+        int step; /* tenths by which the number of the call grows */
+    } calls[] = {{EMU_MALLOC, "cudaMalloc", "cudaErrorMemoryAllocation", 0},
+                 {EMU_HOST_REGISTER, "cudaHostRegister", "cudaErrorMemoryAllocation", 0},
+                 {EMU_STREAM, "a stream", "cudaErrorMemoryAllocation", 0},
+                 {EMU_EVENT, "an event", "cudaErrorMemoryAllocation", 0},
+                 {EMU_COPY, "a copy", "cudaErrorInvalidValue", 2},
+                 {EMU_CUBLAS, "cuBLAS", "CUBLAS_STATUS", 2},
+                 {EMU_LAUNCH, "a launch", "cudaErrorLaunchOutOfResources", 2}};
+    (void)state;
+    for (size_t c = 0; c < ZS_COUNT(calls); c++) {
+        zs_status status = ZS_ERR_DEVICE;
+        int failed = 0;
+        for (int n = 1; status != ZS_OK; n += 1 + n * calls[c].step / 10) {
+            const size_t open = emu->open_objects();
+            rank r;
+            double loss;
+            (emu->fail)(calls[c].call, EMU_ANY_DEVICE, (uint64_t)n);
+            status = rank_try(&r, "cuda", &llama, (zs_model_options){.rows = 2, .seq = 8});
+            if (status == ZS_OK)
+                status = train_two(&r, &some, &some, &loss);
+            (emu->fail)(calls[c].call, EMU_ANY_DEVICE, 0);
+            if (status != ZS_OK && !strstr(zs_last_error(), calls[c].cause))
+                fail_msg("%s %d: no cause in: %s", calls[c].name, n, zs_last_error());
+            rank_close(&r);
+            if (emu->open_objects() != open)
+                fail_msg("%s %d: %zu objects are left", calls[c].name, n,
+                         emu->open_objects() - open);
+            failed += status != ZS_OK;
+        }
+        print_message("emulated: %d failures of %s\n", failed, calls[c].name);
+        assert_true(failed > 1);
+    }
+}
+
 int main(void)
 {
+    emu = emu_control_find();
+    if (!emu)
+        return 1;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fp32),
-        cmocka_unit_test(several_tiles),
-        cmocka_unit_test(narrow_gradients),
-        cmocka_unit_test(bf16),
+        cmocka_unit_test(fp32), cmocka_unit_test(several_tiles), cmocka_unit_test(narrow_gradients),
+        cmocka_unit_test(bf16), cmocka_unit_test(one_read),      cmocka_unit_test(refused_calls),
     };
     print_message("emulated\n");
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -12,11 +12,12 @@
 
 struct zs_math;      /* kernels/math.h */
 struct zs_nn_device; /* kernels/nn_device.h */
-struct zs_piece;     /* zero/bulk.h */
+struct zs_nn_device_config;
+struct zs_piece; /* zero/bulk.h */
 typedef struct zs_nccl zs_nccl;
 
 #define ZS_CUDA_ENTRY "zs_cuda_entry_1"
-enum { ZS_CUDA_VERSION = 3, ZS_CUDA_NAME_MAX = 64, ZS_NCCL_ID_BYTES = 128 };
+enum { ZS_CUDA_VERSION = 4, ZS_CUDA_NAME_MAX = 64, ZS_NCCL_ID_BYTES = 128 };
 
 /* What the plug-in takes from libzspill, so that messages and memory have one home. */
 typedef struct zs_cuda_host {
@@ -48,9 +49,10 @@ typedef struct zs_cuda_plugin {
     /* device, which is one of device_open, and ledger are borrowed. Loads the kernels and takes
      * 32 KiB of device memory; one thread at a time may use it, on any streams of the device. */
     zs_status (*math_open)(zs_device *device, zs_ledger *ledger, struct zs_math **out);
-    /* The decoder's operations on stream (cudaStream_t; NULL: the device's first), which is
-     * borrowed as device is. Loads the kernels and takes 32 MiB of device memory. */
-    zs_status (*nn_open)(zs_device *device, void *stream, struct zs_nn_device **out);
+    /* The decoder's kernels on a stream of device, which is borrowed. Loads them and cuBLAS; one
+     * thread at a time may use it. */
+    zs_status (*nn_open)(zs_device *device, const struct zs_nn_device_config *config,
+                         struct zs_nn_device **out);
     /* Collectives between devices, in zero/nccl. One rank makes the id, all open with it, at the
      * same time. Pieces are queued on stream as one operation. Calls for one communicator come one
      * after another, from any thread. */

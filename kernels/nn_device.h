@@ -1,111 +1,177 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The decoder's operations on an accelerator: kernels/nn.h over whole arrays, and the matrix
- * products. Everything is queued on one stream, in order, and returns at once. Pointers name device
- * memory; arrays are fp32, by rows and without gaps, unless said otherwise, and overlap only where
- * said. T is a dtype, fp32 or bf16, that the argument behind the pointer names. No result depends
- * on anything but the arguments: no sum uses atomics. */
+/* The decoder's kernels on an accelerator: queued on a stream (ops->stream_native of its device),
+ * pointers are device memory. What goes into and comes out of matrix products is of one dtype, fp32
+ * or bf16, here called narrow; sums and what they run over (the residual, its gradient, statistics)
+ * are fp32. Sums have an order that the shapes alone decide; nothing is added by atomics.
+ *
+ * Token-major: [tokens][heads x dim]. Head-major: [row][kv head][seq][group][dim] with group =
+ * heads / kv heads, so that what attends to the same keys lies together. */
 #ifndef ZS_KERNELS_NN_DEVICE_H
 #define ZS_KERNELS_NN_DEVICE_H
 
 #include "zspill.h"
 
+enum {
+    ZS_NN_TILE_MOST = 512,    /* queries, keys of a tile of attention */
+    ZS_NN_HEAD_DIM_MOST = 256 /* and even */
+};
+
+/* c = alpha op(a) op(b) + beta c by rows: c is m x n, op(a) m x k, op(b) k x n. */
+typedef struct zs_gemm {
+    int m, n, k;
+    int transpose_a, transpose_b;
+    const void *a, *b;
+    zs_dtype dtype; /* of a and b */
+    int lda, ldb;
+    void *c;
+    zs_dtype c_dtype; /* dtype, or fp32 */
+    int ldc;
+    float alpha, beta;                    /* beta 0: what c holds is not read */
+    int batch;                            /* products; 0: one */
+    int64_t stride_a, stride_b, stride_c; /* elements from one to the next */
+} zs_gemm;
+
+/* y = x * rstd * w of each of count rows of width; rstd = 1 / sqrt(mean(x^2) + eps) is kept. */
+typedef struct zs_nn_rms {
+    int count, width;
+    const float *x;
+    const int32_t *rows; /* row of x that each is made from; NULL: its own */
+    const void *w;       /* narrow */
+    float eps;
+    float *rstd; /* [count] */
+    void *y;     /* narrow [count][width] */
+} zs_nn_rms;
+
+typedef struct zs_nn_rms_grad {
+    int count, width;
+    const float *base;   /* NULL: zero */
+    const float *dy, *x; /* x: [count][width] */
+    const int32_t *slot; /* row of dy and rstd that belongs to each of x, -1: none; NULL: its own */
+    const void *w;
+    const float *rstd;
+    float *dx;       /* base plus the gradient of x; may be base or dy */
+    void *dx_narrow; /* the same, narrow; NULL: not wanted */
+    void *y;         /* the forward result again; NULL: not wanted */
+} zs_nn_rms_grad;
+
+/* out[c] = (add ? out[c] : 0) + sum over rows of dy[row][c], or of dy[row][c] * x[from][c] *
+ * rstd[row], from = rows ? rows[row] : row: gradients of biases and of norms. */
+typedef struct zs_nn_columns {
+    int count, width;
+    const void *dy; /* [count][width] */
+    zs_dtype dtype; /* of dy */
+    const float *x; /* [...][width]; NULL: sums of dy */
+    const int32_t *rows;
+    const float *rstd;
+    float *out;
+    int add;
+} zs_nn_columns;
+
+/* What turns a projection's result into q or k: each head's norm if there is one, then rope; or v,
+ * which only moves to its place. */
+typedef struct zs_nn_heads {
+    int rows, seq, heads, kv_heads, dim; /* heads: of this array, kv_heads or a multiple of it */
+    const float *cos, *sin;              /* [tokens][dim / 2]; NULL: no rope */
+    const void *norm;                    /* narrow [dim]; NULL: none */
+    float eps;
+    float *rstd;     /* [tokens][heads], with norm */
+    const void *raw; /* narrow, token-major; backward needs it with norm */
+    void *out;       /* forward: narrow, head-major */
+    /* Backward: */
+    const float *d; /* head-major, of out */
+    void *draw;     /* narrow, token-major */
+    float *dnorm;   /* [dim], with norm */
+    int add;        /* 1: dnorm is added to */
+} zs_nn_heads;
+
+/* Causal attention within documents. */
+typedef struct zs_nn_attention {
+    int rows, seq, heads, kv_heads, dim;
+    int tile;                   /* <= ZS_NN_TILE_MOST */
+    const int32_t *starts;      /* [tokens]: in-row index at which each one's document starts */
+    const int32_t *host_starts; /* the same in the host's memory, read before the call returns */
+    const void *q, *k, *v;      /* narrow, head-major */
+    void *out;                  /* narrow, token-major; backward reads it */
+    float *lse;                 /* [row][kv head][seq][group] */
+    float *room;                /* zs_nn_attention_room elements */
+    /* Backward: */
+    const void *dout;    /* narrow, token-major */
+    void *dout_heads;    /* narrow, head-major: room for it */
+    float *delta;        /* as lse: room for it */
+    float *dq, *dk, *dv; /* head-major */
+} zs_nn_attention;
+
+/* Cross-entropy of count rows of logits. */
+typedef struct zs_nn_entropy {
+    int count, vocab;
+    float *logits; /* [count][ld] */
+    int ld;
+    const int32_t *targets;
+    double *losses; /* [count] */
+    int grad;       /* 1: logits become their gradient times scale, narrow: [count][ld] in fp32,
+                       [count][2 ld] in bf16 */
+    float scale;
+} zs_nn_entropy;
+
+/* The gradient of an embedding: row i of out gets (add: is added) the rows of dx that the chain
+ * first_use[i], next_use[that], ... names up to -1, in its order. */
+typedef struct zs_nn_embed_grad {
+    int vocab, width;
+    const int32_t *first_use, *next_use; /* [vocab], [tokens] */
+    const float *dx;
+    float *out; /* [vocab][width] */
+    int add;
+} zs_nn_embed_grad;
+
 typedef struct zs_nn_device zs_nn_device;
 
-/* c = alpha op(a) op(b) + beta c, matrices by rows: c is m x n, op(a) m x k, op(b) k x n. With beta
- * 0, c is only written. */
-typedef struct zs_nn_gemm {
-    int m, n, k;
-    const void *a, *b;
-    void *c;
-    zs_dtype in, out;               /* of a and b; of c: in, or fp32 */
-    int transpose_a, transpose_b;   /* 1: a is k x m in memory, b n x k */
-    int lda, ldb, ldc;              /* elements from row to row */
-    int batch;                      /* products: 1 or more */
-    int64_t step_a, step_b, step_c; /* elements from one to the next */
-    float alpha, beta;
-    int tf32; /* 1: fp32 inputs may be rounded to TF32 (10 bits of mantissa) */
-} zs_nn_gemm;
-
-/* Scores of a tile of one row's queries, [heads][queries][keys]: query i is token first + i of the
- * row and sees the keys from its document's start up to itself; key j is token begin + j. */
-typedef struct zs_nn_scores {
-    int heads, queries, keys;
-    int first, begin;
-    const int32_t *starts; /* of the tile's queries: first token of the document, in the row */
-    float *lse;            /* [queries][heads]: logarithm of the softmax' denominator */
-} zs_nn_scores;
-
+/* dtype: narrow's. */
 typedef struct zs_nn_device_ops {
-    zs_status (*gemm)(zs_nn_device *nn, const zs_nn_gemm *gemm);
-    /* out[t] = table[ids[t]]; table: [any][n] of T */
-    zs_status (*lookup)(zs_nn_device *nn, int tokens, int n, const int32_t *ids, const void *table,
-                        zs_dtype dtype, float *out);
-    /* The table's gradient, [vocab][n] of T: row i gets (accumulate: is added) the rows of dx that
-     * the chain first_use[i], next_use[that], ... names up to -1, in its order. */
-    zs_status (*lookup_grad)(zs_nn_device *nn, int vocab, int n, const int32_t *first_use,
-                             const int32_t *next_use, const float *dx, void *grad, zs_dtype dtype,
-                             int accumulate);
-    /* y[i] (of y_dtype) = x[r] * rstd[i] * w, rstd = 1 / sqrt(mean(x[r]^2) + eps), r = sources[i]
-     * (NULL: i). w: [n] of w_dtype. */
-    zs_status (*rms)(zs_nn_device *nn, int rows, int n, const float *x, const int32_t *sources,
-                     const void *w, zs_dtype w_dtype, float eps, float *rstd, void *y,
-                     zs_dtype y_dtype);
-    /* dx[i] = base[i] (NULL: 0) + the gradient of x[i] for dy[r], r = slots[i] (NULL: i); r < 0: 0.
-     * rstd[r] as rms left it. y, unless NULL, gets the forward result again, of w's T. dx may be
-     * base, and without slots dy. */
-    zs_status (*rms_grad)(zs_nn_device *nn, int rows, int n, const float *dy, const int32_t *slots,
-                          const float *x, const void *w, zs_dtype dtype, const float *rstd,
-                          const float *base, float *dx, void *y);
-    /* grad [n] of grad_dtype gets (accumulate: is added) the sum over rows i of dy[i] (of dy_dtype)
-     * when x is NULL, else of dy[i] * x[r] * rstd[i], r = sources[i] (NULL: i). partial: room for
-     * ZS_NN_SUM_TILES * n floats. */
-    zs_status (*column_sums)(zs_nn_device *nn, int rows, int n, const void *dy, zs_dtype dy_dtype,
-                             const float *x, const int32_t *sources, const float *rstd,
-                             float *partial, void *grad, zs_dtype grad_dtype, int accumulate);
-    /* x[i] += b, b: [n] of T */
-    zs_status (*add_bias)(zs_nn_device *nn, int rows, int n, float *x, const void *b,
-                          zs_dtype dtype);
+    zs_status (*gemm)(zs_nn_device *nn, const zs_gemm *gemm);
+    /* out[t] = row ids[t] of the narrow table [...][width], in fp32 */
+    zs_status (*embed)(zs_nn_device *nn, int tokens, int width, const int32_t *ids,
+                       const void *table, float *out);
+    zs_status (*embed_grad)(zs_nn_device *nn, const zs_nn_embed_grad *grad);
+    zs_status (*rms)(zs_nn_device *nn, const zs_nn_rms *rms);
+    zs_status (*rms_grad)(zs_nn_device *nn, const zs_nn_rms_grad *grad);
+    zs_status (*columns)(zs_nn_device *nn, const zs_nn_columns *columns);
     /* Cosine and sine of positions[t] * frequencies[i], [tokens][half]. */
     zs_status (*angles)(zs_nn_device *nn, int tokens, int half, const int32_t *positions,
                         const float *frequencies, float *cos, float *sin);
-    /* Rotates the pairs (x[t][h][i], x[t][h][i + half]), in place; inverse: back. */
-    zs_status (*rope)(zs_nn_device *nn, int tokens, int heads, int half, float *x, const float *cos,
-                      const float *sin, int inverse);
-    /* y (of T) = gate * sigmoid(gate) * up */
-    zs_status (*swiglu)(zs_nn_device *nn, uint64_t n, const float *gate, const float *up, void *y,
-                        zs_dtype dtype);
-    /* act = swiglu(gate, up), dgate and dup its gradients for dact; all three of T. In fp32 act may
-     * be dact, dgate gate and dup up. */
-    zs_status (*swiglu_grad)(zs_nn_device *nn, uint64_t n, const float *gate, const float *up,
-                             const float *dact, void *act, void *dgate, void *dup, zs_dtype dtype);
-    /* out[i] = a[i] . b[i] */
-    zs_status (*dots)(zs_nn_device *nn, uint64_t rows, int n, const float *a, const float *b,
-                      float *out);
-    /* Scores become probabilities, 0 where a query does not see; lse is written. */
-    zs_status (*softmax)(zs_nn_device *nn, const zs_nn_scores *scores, float *x);
-    /* x, scores again, becomes the probabilities p; dp becomes p * (dp - delta). delta is shaped as
-     * lse, which is read. */
-    zs_status (*softmax_grad)(zs_nn_device *nn, const zs_nn_scores *scores, float *x, float *dp,
-                              const float *delta);
-    /* losses[i] = -log softmax(logits[i])[targets[i]]; grad, unless NULL, the gradient of the
-     * logits for losses * scale, of T. In fp32 grad may be logits. */
-    zs_status (*entropy)(zs_nn_device *nn, int rows, int vocab, float *logits,
-                         const int32_t *targets, float scale, double *losses, void *grad,
-                         zs_dtype dtype);
+    zs_status (*heads)(zs_nn_device *nn, const zs_nn_heads *heads);
+    zs_status (*heads_grad)(zs_nn_device *nn, const zs_nn_heads *heads);
+    /* y[count][width] += narrow bias[width]; y is narrow or fp32 */
+    zs_status (*bias)(zs_nn_device *nn, int count, int width, zs_dtype dtype, void *y,
+                      const void *bias);
+    /* act = gate * sigmoid(gate) * up, all narrow */
+    zs_status (*swiglu)(zs_nn_device *nn, uint64_t n, void *act, const void *gate, const void *up);
+    /* act = the same; gate and up become their gradients for dact; act may be dact */
+    zs_status (*swiglu_grad)(zs_nn_device *nn, uint64_t n, void *act, void *gate, void *up,
+                             const void *dact);
+    zs_status (*attention)(zs_nn_device *nn, const zs_nn_attention *attention);
+    zs_status (*attention_grad)(zs_nn_device *nn, const zs_nn_attention *attention);
+    zs_status (*entropy)(zs_nn_device *nn, const zs_nn_entropy *entropy);
     /* *out = (more ? *out : 0) + losses[0] + losses[1] + ... in order */
     zs_status (*sum_losses)(zs_nn_device *nn, uint64_t count, const double *losses, int more,
                             double *out);
-    /* dst (bf16) = src */
-    zs_status (*narrow)(zs_nn_device *nn, uint64_t n, const float *src, void *dst);
     void (*close)(zs_nn_device *nn);
 } zs_nn_device_ops;
 
-enum { ZS_NN_SUM_TILES = 256 };
-
 struct zs_nn_device {
     const zs_nn_device_ops *ops;
-    size_t bytes; /* of device memory that it holds */
     /* backends extend this */
 };
+
+typedef struct zs_nn_device_config {
+    zs_dtype dtype; /* narrow: fp32 or bf16 */
+    void *stream;   /* native; where everything is queued */
+    void *room; /* device memory of zs_nn_device_room bytes from a multiple of 256 on, borrowed */
+    int widest; /* most columns of zs_nn_columns */
+} zs_nn_device_config;
+
+/* Bytes of zs_nn_device_config.room: the products' workspace and partial sums. */
+size_t zs_nn_device_room(int widest);
+/* Elements of zs_nn_attention.room. */
+size_t zs_nn_attention_room(int rows, int seq, int heads, int kv_heads, int dim, int tile);
 
 #endif

@@ -1,219 +1,293 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One decoder block on a device: block.c without its tiles. */
+/* One decoder block on a device: model/block.c's steps, each for all tokens at once. */
+#include "base/status.h"
 #include "base/util.h"
 #include "model/device.h"
 
 typedef struct block {
     zs_model *model;
-    zs_model_device *device;
+    zs_model_device *d;
     const zs_nn_device_ops *ops;
     const zs_tokens *tokens;
-    zs_device_unit unit;
-    zs_acts *a;
-    zs_dtype dtype; /* T */
-    int count, hidden, ffn, width_q, width_kv;
+    const float *x;
+    zs_device_acts *a;
+    int layer, hidden, ffn, width_q, width_kv;
+    const void *w[ZS_WEIGHT_KINDS];
 } block;
 
-static zs_status block_init(block *b, zs_model *m, const zs_tokens *tokens, int layer,
-                            zs_acts *acts)
+static zs_status block_init(block *b, zs_model *model, const zs_tokens *tokens, int layer,
+                            const float *x, const zs_acts *acts)
 {
-    const zs_model_config *c = &m->config;
-    *b = (block){.model = m,
-                 .device = m->device,
-                 .ops = m->device->nn->ops,
+    const zs_model_config *c = &model->config;
+    zs_model_device *d = model->device;
+    *b = (block){.model = model,
+                 .d = d,
+                 .ops = d->nn->ops,
                  .tokens = tokens,
-                 .a = acts,
-                 .dtype = m->options.dtype,
-                 .count = tokens->count,
+                 .x = x,
+                 .a = &d->slots[acts - model->slots],
+                 .layer = layer,
                  .hidden = c->hidden,
                  .ffn = c->intermediate,
                  .width_q = c->heads * c->head_dim,
                  .width_kv = c->kv_heads * c->head_dim};
-    return zs_device_unit_open(m, 1 + layer, &b->unit);
-}
-
-static uint64_t numel(const block *b, int width)
-{
-    return (uint64_t)b->count * (uint64_t)width;
+    for (int kind = 0; kind < ZS_WEIGHT_KINDS; kind++)
+        ZS_CHECK(zs_device_weight(model, 1 + layer, (zs_weight_kind)kind, &b->w[kind]));
+    return ZS_OK;
 }
 
 static zs_param param_of(const block *b, zs_weight_kind kind)
 {
-    return b->model->params[b->model->index[b->unit.number][kind]];
+    return b->model->params[b->model->index[1 + b->layer][kind]];
 }
 
 /* ---- forward ---- */
 
-static zs_status norm(const block *b, zs_weight_kind kind, const float *x, float *rstd, void *y)
+static zs_status norm(const block *b, const float *x, zs_weight_kind kind, float *rstd, void *y)
 {
-    return b->ops->rms(b->device->nn, b->count, b->hidden, x, NULL, b->unit.vector[kind], b->dtype,
-                       (float)b->model->config.rms_eps, rstd, y, b->dtype);
+    const zs_nn_rms rms = {.count = b->tokens->count,
+                           .width = b->hidden,
+                           .x = x,
+                           .w = b->w[kind],
+                           .eps = (float)b->model->config.rms_eps,
+                           .rstd = rstd,
+                           .y = y};
+    return b->ops->rms(b->d->nn, &rms);
 }
 
-static zs_status project(const block *b, zs_weight_kind kind, zs_weight_kind bias, const void *x,
-                         float *y, int add)
+/* y = x w^T + bias, or y + that when residual. */
+static zs_status project(const block *b, zs_weight_kind kind, zs_weight_kind bias, int rows,
+                         int columns, const void *x, void *y, int residual)
 {
-    const zs_view *w = &b->unit.matrix[kind];
-    ZS_CHECK(zs_device_linear(b->model, w, b->count, x, y, add));
-    if (!b->unit.vector[bias])
+    ZS_CHECK(
+        zs_device_linear(b->model, b->w[kind], rows, columns, b->tokens->count, x, y, residual));
+    if (!b->w[bias])
         return ZS_OK;
-    return b->ops->add_bias(b->device->nn, b->count, w->rows, y, b->unit.vector[bias], b->dtype);
+    return b->ops->bias(b->d->nn, b->tokens->count, rows, residual ? ZS_FP32 : b->d->narrow, y,
+                        b->w[bias]);
 }
 
-/* Norm of each head when the model has it, then rope; raw NULL: x is rotated in place. */
-static zs_status turn_heads(const block *b, int heads, zs_weight_kind kind, const float *raw,
-                            float *rstd, float *x)
+typedef enum part { Q, K, V } part;
+
+/* Where the projection's result goes, before norm and rope. */
+static void *raw_of(const block *b, part which)
 {
-    const zs_model_device *d = b->device;
-    const int dim = b->model->config.head_dim;
-    if (raw)
-        ZS_CHECK(b->ops->rms(d->nn, b->count * heads, dim, raw, NULL, b->unit.vector[kind],
-                             b->dtype, (float)b->model->config.rms_eps, rstd, x, ZS_FP32));
-    return b->ops->rope(d->nn, b->count, heads, dim / 2, x, d->cos, d->sin, 0);
+    if (which == Q && b->w[ZS_W_Q_NORM])
+        return b->a->raw_q;
+    return which == K && b->w[ZS_W_K_NORM] ? b->a->raw_k : b->d->raw;
 }
 
-static zs_status copy_rows(const block *b, float *dst, const float *src)
+/* What is done to the heads of q, k or v. */
+static zs_nn_heads heads_of(const block *b, part which)
 {
-    zs_device *device = b->device->device;
-    return device->ops->copy(device, dst, src, numel(b, b->hidden) * sizeof(float),
-                             b->device->stream);
+    const zs_model_config *c = &b->model->config;
+    const zs_model_device *d = b->d;
+    const zs_device_acts *a = b->a;
+    zs_nn_heads h = {.rows = b->tokens->rows,
+                     .seq = b->tokens->seq,
+                     .heads = which == Q ? c->heads : c->kv_heads,
+                     .kv_heads = c->kv_heads,
+                     .dim = c->head_dim,
+                     .eps = (float)c->rms_eps,
+                     .raw = raw_of(b, which)};
+    if (which != V) {
+        h.cos = d->cos;
+        h.sin = d->sin;
+        h.norm = b->w[which == Q ? ZS_W_Q_NORM : ZS_W_K_NORM];
+        h.rstd = which == Q ? a->rstd_q : a->rstd_k;
+    }
+    h.out = which == Q ? a->q : which == K ? a->k : a->v;
+    return h;
 }
 
-zs_status zs_device_forward(zs_model *m, const zs_tokens *tokens, int layer, const float *x,
-                            float *out, zs_acts *a)
+static zs_status project_heads(const block *b, part which)
 {
-    zs_model_device *d = m->device;
-    const zs_model_config *c = &m->config;
-    const void *attn;
+    static const zs_weight_kind kinds[] = {ZS_W_Q, ZS_W_K, ZS_W_V};
+    static const zs_weight_kind biases[] = {ZS_W_Q_BIAS, ZS_W_K_BIAS, ZS_W_V_BIAS};
+    const zs_nn_heads h = heads_of(b, which);
+    ZS_CHECK(project(b, kinds[which], biases[which], which == Q ? b->width_q : b->width_kv,
+                     b->hidden, b->d->norm_attn, raw_of(b, which), 0));
+    return b->ops->heads(b->d->nn, &h);
+}
+
+static zs_nn_attention attention_of(const block *b)
+{
+    const zs_model_config *c = &b->model->config;
+    const zs_model_device *d = b->d;
+    const zs_device_acts *a = b->a;
+    return (zs_nn_attention){.rows = b->tokens->rows,
+                             .seq = b->tokens->seq,
+                             .heads = c->heads,
+                             .kv_heads = c->kv_heads,
+                             .dim = c->head_dim,
+                             .tile = ZS_NN_TILE_MOST,
+                             .starts = d->batch.starts,
+                             .host_starts = b->tokens->starts,
+                             .q = a->q,
+                             .k = a->k,
+                             .v = a->v,
+                             .out = a->attn,
+                             .lse = a->lse,
+                             .room = d->attention_room,
+                             .dout = d->dattn,
+                             .dout_heads = d->dout_heads,
+                             .delta = d->delta,
+                             .dq = d->dq,
+                             .dk = d->dk,
+                             .dv = d->dv};
+}
+
+/* to = from, what a projection is then added to */
+static zs_status carry(const block *b, float *to, const float *from)
+{
+    const size_t numel = (size_t)b->tokens->count * (size_t)b->hidden;
+    return b->d->device->ops->copy(b->d->device, to, from, numel * sizeof *to, b->d->stream);
+}
+
+zs_status zs_device_forward(zs_model *model, const zs_tokens *tokens, int layer, const float *x,
+                            float *out, zs_acts *acts)
+{
     block b;
-    ZS_CHECK(block_init(&b, m, tokens, layer, a));
-    ZS_CHECK(norm(&b, ZS_W_ATTN_NORM, x, a->rstd_attn, d->norm_attn));
-    ZS_CHECK(project(&b, ZS_W_Q, ZS_W_Q_BIAS, d->norm_attn, a->raw_q ? a->raw_q : a->q, 0));
-    ZS_CHECK(project(&b, ZS_W_K, ZS_W_K_BIAS, d->norm_attn, a->raw_k ? a->raw_k : a->k, 0));
-    ZS_CHECK(project(&b, ZS_W_V, ZS_W_V_BIAS, d->norm_attn, a->v, 0));
-    ZS_CHECK(turn_heads(&b, c->heads, ZS_W_Q_NORM, a->raw_q, a->rstd_q, a->q));
-    ZS_CHECK(turn_heads(&b, c->kv_heads, ZS_W_K_NORM, a->raw_k, a->rstd_k, a->k));
-    ZS_CHECK(zs_device_attention(m, tokens, a));
-    ZS_CHECK(zs_device_input(m, 0, numel(&b, b.width_q), a->attn, &attn));
-    ZS_CHECK(copy_rows(&b, a->mid, x));
-    ZS_CHECK(project(&b, ZS_W_O, ZS_W_O_BIAS, attn, a->mid, 1));
-    ZS_CHECK(norm(&b, ZS_W_MLP_NORM, a->mid, a->rstd_mlp, d->norm_mlp));
-    ZS_CHECK(project(&b, ZS_W_GATE, ZS_W_GATE_BIAS, d->norm_mlp, a->gate, 0));
-    ZS_CHECK(project(&b, ZS_W_UP, ZS_W_UP_BIAS, d->norm_mlp, a->up, 0));
+    ZS_CHECK(block_init(&b, model, tokens, layer, x, acts));
+    const zs_model_device *d = b.d;
+    const zs_device_acts *a = b.a;
+    ZS_CHECK(norm(&b, x, ZS_W_ATTN_NORM, a->rstd_attn, d->norm_attn));
+    for (part i = Q; i <= V; i++)
+        ZS_CHECK(project_heads(&b, i));
+    const zs_nn_attention attention = attention_of(&b);
+    ZS_CHECK(b.ops->attention(d->nn, &attention));
+    ZS_CHECK(carry(&b, a->mid, x));
+    ZS_CHECK(project(&b, ZS_W_O, ZS_W_O_BIAS, b.hidden, b.width_q, a->attn, a->mid, 1));
+    ZS_CHECK(norm(&b, a->mid, ZS_W_MLP_NORM, a->rstd_mlp, d->norm_mlp));
+    ZS_CHECK(project(&b, ZS_W_GATE, ZS_W_GATE_BIAS, b.ffn, b.hidden, d->norm_mlp, a->gate, 0));
+    ZS_CHECK(project(&b, ZS_W_UP, ZS_W_UP_BIAS, b.ffn, b.hidden, d->norm_mlp, a->up, 0));
     if (!out)
         return ZS_OK;
-    ZS_CHECK(b.ops->swiglu(d->nn, numel(&b, b.ffn), a->gate, a->up, d->act, b.dtype));
-    ZS_CHECK(copy_rows(&b, out, a->mid));
-    return project(&b, ZS_W_DOWN, ZS_W_DOWN_BIAS, d->act, out, 1);
+    const uint64_t numel = (uint64_t)tokens->count * (uint64_t)b.ffn;
+    ZS_CHECK(b.ops->swiglu(d->nn, numel, d->act, a->gate, a->up));
+    ZS_CHECK(carry(&b, out, a->mid));
+    return project(&b, ZS_W_DOWN, ZS_W_DOWN_BIAS, b.hidden, b.ffn, d->act, out, 1);
 }
 
 /* ---- backward ---- */
 
-/* Gradients of a matrix and its bias, from what went in and what came back. */
-static zs_status product_grad(const block *b, zs_weight_kind kind, zs_weight_kind bias,
-                              const void *dy, const void *x)
+/* Gradients of a matrix and its bias. */
+static zs_status weight_grads(const block *b, zs_weight_kind kind, zs_weight_kind bias, int rows,
+                              int columns, const void *dy, const void *x)
 {
-    const zs_view *w = &b->unit.matrix[kind];
-    ZS_CHECK(zs_device_weight_grad(b->model, param_of(b, kind), w, b->count, dy, x));
-    if (!b->unit.vector[bias])
+    ZS_CHECK(
+        zs_device_matrix_grad(b->model, param_of(b, kind), rows, columns, b->tokens->count, dy, x));
+    if (!b->w[bias])
         return ZS_OK;
-    return zs_device_vector_grad(b->model, param_of(b, bias), b->count, w->rows, dy, b->dtype, NULL,
-                                 NULL, NULL);
+    const zs_nn_columns sums = {
+        .count = b->tokens->count, .width = rows, .dy = dy, .dtype = b->d->narrow};
+    return zs_device_vector_grad(b->model, param_of(b, bias), &sums);
 }
 
-/* Through the norm of x: its weight's gradient; dx = base + what comes of dnorm; y: the norm again.
- */
-static zs_status norm_back(const block *b, zs_weight_kind kind, const float *x, const float *rstd,
-                           const float *base, float *dx, void *y)
+/* From d->dnorm: the residual's gradient, the norm's, and the norm's result again. */
+static zs_status norm_back(const block *b, zs_weight_kind kind, const float *base, const float *x,
+                           const float *rstd, float *dx, void *dx_narrow, void *y)
 {
-    const zs_model_device *d = b->device;
-    ZS_CHECK(zs_device_vector_grad(b->model, param_of(b, kind), b->count, b->hidden, d->dnorm,
-                                   ZS_FP32, x, NULL, rstd));
-    return b->ops->rms_grad(d->nn, b->count, b->hidden, d->dnorm, NULL, x, b->unit.vector[kind],
-                            b->dtype, rstd, base, dx, y);
+    const zs_nn_columns sums = {.count = b->tokens->count,
+                                .width = b->hidden,
+                                .dy = b->d->dnorm,
+                                .dtype = ZS_FP32,
+                                .x = x,
+                                .rstd = rstd};
+    const zs_nn_rms_grad grad = {.count = b->tokens->count,
+                                 .width = b->hidden,
+                                 .base = base,
+                                 .dy = b->d->dnorm,
+                                 .x = x,
+                                 .w = b->w[kind],
+                                 .rstd = rstd,
+                                 .dx = dx,
+                                 .dx_narrow = dx_narrow == (void *)dx ? NULL : dx_narrow,
+                                 .y = y};
+    ZS_CHECK(zs_device_vector_grad(b->model, param_of(b, kind), &sums));
+    return b->ops->rms_grad(b->d->nn, &grad);
 }
 
-/* The way back of turn_heads, in place over dx. */
-static zs_status turn_heads_back(const block *b, int heads, zs_weight_kind kind, const float *raw,
-                                 const float *rstd, float *dx)
+static zs_status feed_back(const block *b, const float *dout, const void *dout_narrow)
 {
-    const zs_model_device *d = b->device;
-    const int dim = b->model->config.head_dim;
-    ZS_CHECK(b->ops->rope(d->nn, b->count, heads, dim / 2, dx, d->cos, d->sin, 1));
-    if (!raw)
-        return ZS_OK;
-    ZS_CHECK(zs_device_vector_grad(b->model, param_of(b, kind), b->count * heads, dim, dx, ZS_FP32,
-                                   raw, NULL, rstd));
-    return b->ops->rms_grad(d->nn, b->count * heads, dim, dx, NULL, raw, b->unit.vector[kind],
-                            b->dtype, rstd, NULL, dx, NULL);
+    zs_model_device *d = b->d;
+    const zs_device_acts *a = b->a;
+    const int tokens = b->tokens->count;
+    ZS_CHECK(zs_device_input_grad(b->model, b->w[ZS_W_DOWN], b->hidden, b->ffn, tokens, dout_narrow,
+                                  d->act, d->narrow, 0));
+    ZS_CHECK(b->ops->swiglu_grad(d->nn, (uint64_t)tokens * (uint64_t)b->ffn, d->act, a->gate, a->up,
+                                 d->act));
+    ZS_CHECK(weight_grads(b, ZS_W_DOWN, ZS_W_DOWN_BIAS, b->hidden, b->ffn, dout_narrow, d->act));
+    ZS_CHECK(zs_device_input_grad(b->model, b->w[ZS_W_GATE], b->ffn, b->hidden, tokens, a->gate,
+                                  d->dnorm, ZS_FP32, 0));
+    ZS_CHECK(zs_device_input_grad(b->model, b->w[ZS_W_UP], b->ffn, b->hidden, tokens, a->up,
+                                  d->dnorm, ZS_FP32, 1));
+    ZS_CHECK(norm_back(b, ZS_W_MLP_NORM, dout, a->mid, a->rstd_mlp, d->dmid, d->dmid_narrow,
+                       d->norm_mlp));
+    ZS_CHECK(weight_grads(b, ZS_W_GATE, ZS_W_GATE_BIAS, b->ffn, b->hidden, a->gate, d->norm_mlp));
+    return weight_grads(b, ZS_W_UP, ZS_W_UP_BIAS, b->ffn, b->hidden, a->up, d->norm_mlp);
 }
 
-/* dout -> dmid. */
-static zs_status feed_back(const block *b, const float *dout)
+/* d: head-major; draw: token-major, narrow. */
+static zs_status heads_back(const block *b, part which, zs_weight_kind norm, const float *dheads,
+                            void *draw)
 {
-    zs_model *m = b->model;
-    const zs_model_device *d = b->device;
-    const zs_acts *a = b->a;
-    const zs_view *w = b->unit.matrix;
-    const void *dy;
-    /* In fp32 gate and up become their gradients. */
-    void *dgate = b->dtype == ZS_FP32 ? a->gate : d->dgate;
-    void *dup = b->dtype == ZS_FP32 ? a->up : d->dup;
-    ZS_CHECK(zs_device_input(m, 0, numel(b, b->hidden), dout, &dy));
-    ZS_CHECK(zs_device_linear_back(m, &w[ZS_W_DOWN], b->count, dy, m->act, 0));
-    ZS_CHECK(b->ops->swiglu_grad(d->nn, numel(b, b->ffn), a->gate, a->up, m->act, d->act, dgate,
-                                 dup, b->dtype));
-    ZS_CHECK(product_grad(b, ZS_W_DOWN, ZS_W_DOWN_BIAS, dy, d->act));
-    ZS_CHECK(zs_device_linear_back(m, &w[ZS_W_GATE], b->count, dgate, d->dnorm, 0));
-    ZS_CHECK(zs_device_linear_back(m, &w[ZS_W_UP], b->count, dup, d->dnorm, 1));
-    ZS_CHECK(norm_back(b, ZS_W_MLP_NORM, a->mid, a->rstd_mlp, dout, m->dmid, d->norm_mlp));
-    ZS_CHECK(product_grad(b, ZS_W_GATE, ZS_W_GATE_BIAS, dgate, d->norm_mlp));
-    return product_grad(b, ZS_W_UP, ZS_W_UP_BIAS, dup, d->norm_mlp);
+    zs_nn_heads h = heads_of(b, which);
+    zs_device_sink sink = {0};
+    h.d = dheads;
+    h.draw = draw;
+    if (h.norm) {
+        ZS_CHECK(zs_device_sink_open(b->model, param_of(b, norm), &sink));
+        h.dnorm = sink.out;
+        h.add = sink.add;
+    }
+    ZS_CHECK(b->ops->heads_grad(b->d->nn, &h));
+    return h.norm ? zs_device_sink_ready(b->model, &sink) : ZS_OK;
 }
 
-/* dmid -> gradients of q (in dattn), k and v. */
 static zs_status attend_back(const block *b)
 {
-    zs_model *m = b->model;
-    const zs_model_config *c = &m->config;
-    const zs_acts *a = b->a;
-    const void *dy, *attn;
-    ZS_CHECK(zs_device_input(m, 0, numel(b, b->hidden), m->dmid, &dy));
-    ZS_CHECK(zs_device_input(m, 1, numel(b, b->width_q), a->attn, &attn));
-    ZS_CHECK(zs_device_linear_back(m, &b->unit.matrix[ZS_W_O], b->count, dy, m->dattn, 0));
-    ZS_CHECK(product_grad(b, ZS_W_O, ZS_W_O_BIAS, dy, attn));
+    const zs_model_device *d = b->d;
+    const zs_nn_attention attention = attention_of(b);
+    ZS_CHECK(zs_device_input_grad(b->model, b->w[ZS_W_O], b->hidden, b->width_q, b->tokens->count,
+                                  d->dmid_narrow, d->dattn, d->narrow, 0));
     ZS_CHECK(
-        b->ops->dots(b->device->nn, numel(b, c->heads), c->head_dim, m->dattn, a->attn, m->delta));
-    ZS_CHECK(zs_device_attention_grad(m, b->tokens, a));
-    ZS_CHECK(turn_heads_back(b, c->heads, ZS_W_Q_NORM, a->raw_q, a->rstd_q, m->dattn));
-    return turn_heads_back(b, c->kv_heads, ZS_W_K_NORM, a->raw_k, a->rstd_k, m->dk);
+        weight_grads(b, ZS_W_O, ZS_W_O_BIAS, b->hidden, b->width_q, d->dmid_narrow, b->a->attn));
+    ZS_CHECK(b->ops->attention_grad(d->nn, &attention));
+    /* dattn has been read: it becomes the gradient of q. */
+    ZS_CHECK(heads_back(b, Q, ZS_W_Q_NORM, d->dq, d->dattn));
+    ZS_CHECK(heads_back(b, K, ZS_W_K_NORM, d->dk, d->dk_narrow));
+    return heads_back(b, V, ZS_W_V, d->dv, d->dv_narrow);
 }
 
-/* Those and dmid -> dx. */
-static zs_status project_back(const block *b, const float *x, float *dx)
+static zs_status project_back(const block *b, float *dx, void *dx_narrow)
 {
-    zs_model *m = b->model;
-    const zs_model_device *d = b->device;
-    const zs_view *w = b->unit.matrix;
-    const void *dq, *dk, *dv;
-    ZS_CHECK(zs_device_input(m, 0, numel(b, b->width_q), m->dattn, &dq));
-    ZS_CHECK(zs_device_input(m, 1, numel(b, b->width_kv), m->dk, &dk));
-    ZS_CHECK(zs_device_linear_back(m, &w[ZS_W_Q], b->count, dq, d->dnorm, 0));
-    ZS_CHECK(zs_device_linear_back(m, &w[ZS_W_K], b->count, dk, d->dnorm, 1));
-    ZS_CHECK(zs_device_input(m, 2, numel(b, b->width_kv), m->dv, &dv));
-    ZS_CHECK(zs_device_linear_back(m, &w[ZS_W_V], b->count, dv, d->dnorm, 1));
-    ZS_CHECK(norm_back(b, ZS_W_ATTN_NORM, x, b->a->rstd_attn, m->dmid, dx, d->norm_attn));
-    ZS_CHECK(product_grad(b, ZS_W_Q, ZS_W_Q_BIAS, dq, d->norm_attn));
-    ZS_CHECK(product_grad(b, ZS_W_K, ZS_W_K_BIAS, dk, d->norm_attn));
-    return product_grad(b, ZS_W_V, ZS_W_V_BIAS, dv, d->norm_attn);
+    const struct {
+        zs_weight_kind weight, bias;
+        const void *dy;
+        int rows;
+    } products[] = {{ZS_W_Q, ZS_W_Q_BIAS, b->d->dattn, b->width_q},
+                    {ZS_W_K, ZS_W_K_BIAS, b->d->dk_narrow, b->width_kv},
+                    {ZS_W_V, ZS_W_V_BIAS, b->d->dv_narrow, b->width_kv}};
+    for (size_t i = 0; i < ZS_COUNT(products); i++)
+        ZS_CHECK(zs_device_input_grad(b->model, b->w[products[i].weight], products[i].rows,
+                                      b->hidden, b->tokens->count, products[i].dy, b->d->dnorm,
+                                      ZS_FP32, i > 0));
+    ZS_CHECK(norm_back(b, ZS_W_ATTN_NORM, b->d->dmid, b->x, b->a->rstd_attn, dx, dx_narrow,
+                       b->d->norm_attn));
+    for (size_t i = 0; i < ZS_COUNT(products); i++)
+        ZS_CHECK(weight_grads(b, products[i].weight, products[i].bias, products[i].rows, b->hidden,
+                              products[i].dy, b->d->norm_attn));
+    return ZS_OK;
 }
 
-zs_status zs_device_backward(zs_model *m, const zs_tokens *tokens, int layer, const float *x,
+zs_status zs_device_backward(zs_model *model, const zs_tokens *tokens, int layer, const float *x,
                              zs_acts *acts, const float *dout, float *dx)
 {
     block b;
-    ZS_CHECK(block_init(&b, m, tokens, layer, acts));
-    ZS_CHECK(feed_back(&b, dout));
+    ZS_CHECK(block_init(&b, model, tokens, layer, x, acts));
+    const int at = dout == model->dx[1];
+    ZS_CHECK(feed_back(&b, dout, b.d->dx_narrow[at]));
     ZS_CHECK(attend_back(&b));
-    return project_back(&b, x, dx);
+    return project_back(&b, dx, b.d->dx_narrow[!at]);
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The launchers of nn_*.cu, for C: as kernels/nn_device.h says of the operations of the same names.
- * Each queues on stream, of the present device; of nothing there is nothing to do. */
+/* kernels/nn_device.h on a CUDA device: the launchers of nn_*.cu, for C, as those of kernels.h. */
 #ifndef ZS_KERNELS_CUDA_NN_H
 #define ZS_KERNELS_CUDA_NN_H
 
@@ -11,54 +10,74 @@
 extern "C" {
 #endif
 
-/* For zs_cuda_plugin's nn_open, which see. */
-zs_status zs_cuda_nn_open(zs_device *device, void *stream, zs_nn_device **out);
+/* Rows of a block of threads where each warp takes one. */
+enum { ZS_CUDA_WARPS = 4 };
 
-/* ---- nn_rows.cu ---- */
-zs_status zs_cuda_nn_lookup(cudaStream_t stream, int tokens, int n, const int32_t *ids,
-                            const void *table, zs_dtype dtype, float *out);
-zs_status zs_cuda_nn_lookup_grad(cudaStream_t stream, int vocab, int n, const int32_t *first_use,
-                                 const int32_t *next_use, const float *dx, void *grad,
-                                 zs_dtype dtype, int accumulate);
-zs_status zs_cuda_nn_rms(cudaStream_t stream, int rows, int n, const float *x,
-                         const int32_t *sources, const void *w, zs_dtype w_dtype, float eps,
-                         float *rstd, void *y, zs_dtype y_dtype);
-zs_status zs_cuda_nn_rms_grad(cudaStream_t stream, int rows, int n, const float *dy,
-                              const int32_t *slots, const float *x, const void *w, zs_dtype dtype,
-                              const float *rstd, const float *base, float *dx, void *y);
-zs_status zs_cuda_nn_dots(cudaStream_t stream, uint64_t rows, int n, const float *a, const float *b,
-                          float *out);
-zs_status zs_cuda_load_nn_rows(void);
+/* A tile of queries and a tile of keys, for pairs [pair, pair + pairs). */
+typedef struct zs_cuda_tile {
+    int seq, group, kv_heads, dim;
+    int pair, pairs;
+    int query, queries; /* in-row tokens [query, query + queries) */
+    int key, keys;
+    int ld;    /* elements of a row of scores, fp32 */
+    int first; /* 1: no tile of keys went before */
+} zs_cuda_tile;
 
-/* ---- nn_columns.cu ---- */
-zs_status zs_cuda_nn_column_sums(cudaStream_t stream, int rows, int n, const void *dy,
-                                 zs_dtype dy_dtype, const float *x, const int32_t *sources,
-                                 const float *rstd, float *partial, void *grad, zs_dtype grad_dtype,
-                                 int accumulate);
-zs_status zs_cuda_load_nn_columns(void);
-
-/* ---- nn_elements.cu ---- */
-zs_status zs_cuda_nn_add_bias(cudaStream_t stream, int rows, int n, float *x, const void *b,
-                              zs_dtype dtype);
+zs_status zs_cuda_nn_embed(cudaStream_t stream, zs_dtype dtype, int tokens, int width,
+                           const int32_t *ids, const void *table, float *out);
+zs_status zs_cuda_nn_embed_grad(cudaStream_t stream, const zs_nn_embed_grad *grad);
+zs_status zs_cuda_nn_rms(cudaStream_t stream, zs_dtype dtype, const zs_nn_rms *rms);
+zs_status zs_cuda_nn_rms_grad(cudaStream_t stream, zs_dtype dtype, const zs_nn_rms_grad *grad);
+/* Rows [tile * each, ...) of each tile into out[tile][width]. */
+zs_status zs_cuda_nn_columns(cudaStream_t stream, const zs_nn_columns *columns, int each,
+                             float *out, int add);
 zs_status zs_cuda_nn_angles(cudaStream_t stream, int tokens, int half, const int32_t *positions,
                             const float *frequencies, float *cos, float *sin);
-zs_status zs_cuda_nn_rope(cudaStream_t stream, int tokens, int heads, int half, float *x,
-                          const float *cos, const float *sin, int inverse);
-zs_status zs_cuda_nn_swiglu(cudaStream_t stream, uint64_t n, const float *gate, const float *up,
-                            void *y, zs_dtype dtype);
-zs_status zs_cuda_nn_swiglu_grad(cudaStream_t stream, uint64_t n, const float *gate,
-                                 const float *up, const float *dact, void *act, void *dgate,
-                                 void *dup, zs_dtype dtype);
-zs_status zs_cuda_load_nn_elements(void);
+zs_status zs_cuda_nn_heads(cudaStream_t stream, zs_dtype dtype, const zs_nn_heads *heads);
+/* Runs of each heads, one after the other; partial[run][dim]: their parts of dnorm. */
+zs_status zs_cuda_nn_heads_grad(cudaStream_t stream, zs_dtype dtype, const zs_nn_heads *heads,
+                                int each, float *partial);
+zs_status zs_cuda_nn_bias(cudaStream_t stream, zs_dtype dtype, int count, int width,
+                          zs_dtype y_dtype, void *y, const void *bias);
+zs_status zs_cuda_nn_swiglu(cudaStream_t stream, zs_dtype dtype, uint64_t n, void *act,
+                            const void *gate, const void *up);
+zs_status zs_cuda_nn_swiglu_grad(cudaStream_t stream, zs_dtype dtype, uint64_t n, void *act,
+                                 void *gate, void *up, const void *dact);
+zs_status zs_cuda_nn_entropy(cudaStream_t stream, zs_dtype dtype, const zs_nn_entropy *entropy);
 
-/* ---- nn_softmax.cu ---- */
-zs_status zs_cuda_nn_softmax(cudaStream_t stream, const zs_nn_scores *scores, float *x);
-zs_status zs_cuda_nn_softmax_grad(cudaStream_t stream, const zs_nn_scores *scores, float *x,
-                                  float *dp, const float *delta);
-zs_status zs_cuda_nn_entropy(cudaStream_t stream, int rows, int vocab, float *logits,
-                             const int32_t *targets, float scale, double *losses, void *grad,
-                             zs_dtype dtype);
-zs_status zs_cuda_load_nn_softmax(void);
+/* scores become exp(score - maximum so far), narrow, in place; sums, max and denominator follow. */
+zs_status zs_cuda_nn_softmax(cudaStream_t stream, zs_dtype dtype, const zs_cuda_tile *tile,
+                             const int32_t *starts, float *scores, float *sums, float *max,
+                             float *denominator);
+/* The end of a tile of queries. */
+zs_status zs_cuda_nn_attention_out(cudaStream_t stream, zs_dtype dtype, const zs_cuda_tile *tile,
+                                   const float *sums, const float *max, const float *denominator,
+                                   void *out, float *lse);
+/* dout in head-major order, and delta = dout . out of each query and head. */
+zs_status zs_cuda_nn_attention_delta(cudaStream_t stream, zs_dtype dtype,
+                                     const zs_nn_attention *attention);
+/* scores become the probabilities, dscores their gradient; both narrow, in place. */
+zs_status zs_cuda_nn_softmax_grad(cudaStream_t stream, zs_dtype dtype, const zs_cuda_tile *tile,
+                                  const int32_t *starts, float *scores, float *dscores,
+                                  const float *lse, const float *delta);
+
+/* As zs_cuda_load_adam. */
+zs_status zs_cuda_load_nn_rows(void);
+zs_status zs_cuda_load_nn_heads(void);
+zs_status zs_cuda_load_nn_attention(void);
+zs_status zs_cuda_load_nn_entropy(void);
+
+/* ---- C only ---- */
+
+typedef struct zs_cuda_nn zs_cuda_nn;
+zs_status zs_cuda_nn_gemm(zs_nn_device *nn, const zs_gemm *gemm);
+zs_status zs_cuda_nn_attention(zs_nn_device *nn, const zs_nn_attention *attention);
+zs_status zs_cuda_nn_attention_grad(zs_nn_device *nn, const zs_nn_attention *attention);
+/* What its work is queued on, the present device being its own afterwards. */
+zs_status zs_cuda_nn_enter(zs_nn_device *nn, cudaStream_t *stream, zs_dtype *dtype);
+
+/* For zs_cuda_plugin's nn_open, which see. */
+zs_status zs_cuda_nn_open(zs_device *device, const zs_nn_device_config *config, zs_nn_device **out);
 
 #ifdef __cplusplus
 }

@@ -243,12 +243,12 @@ static void narrow_gradients(void **state)
     compare(&(variant){&llama, ZS_FP32, ZS_BF16, 24, 1}, 1e-7, 1e-3);
 }
 
-/* The device rounds what enters a product to bf16, the host does not. */
+/* The device rounds what enters and leaves a product to bf16, the host does not. */
 static void bf16(void **state)
 {
     (void)state;
-    compare(&(variant){&qwen, ZS_BF16, ZS_FP32, 24, 1}, 5e-4, 2e-2);
-    compare(&(variant){&llama, ZS_BF16, ZS_BF16, 24, 0}, 5e-4, 2e-2);
+    compare(&(variant){&qwen, ZS_BF16, ZS_FP32, 24, 1}, 5e-4, 4e-2);
+    compare(&(variant){&llama, ZS_BF16, ZS_BF16, 24, 0}, 5e-4, 4e-2);
 }
 
 static const int32_t some_ids[16] = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3};

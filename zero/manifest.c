@@ -254,6 +254,26 @@ fail:
     return status;
 }
 
+zs_status zs_manifest_find(const zs_manifest *m, const char *dir, const char *name, uint64_t numel,
+                           size_t *flat, size_t *at)
+{
+    for (*flat = 0; *flat < m->flat_count; ++*flat) {
+        const zs_manifest_flat *f = &m->flats[*flat];
+        for (*at = 0; *at < f->count; ++*at) {
+            if (strcmp(f->names[*at], name) != 0)
+                continue;
+            if (f->numels[*at] == numel)
+                return ZS_OK;
+            return zs_fail(ZS_ERR_MISMATCH,
+                           "parameter '%s' has %llu elements, and %llu in the state in '%s'", name,
+                           (unsigned long long)numel, (unsigned long long)f->numels[*at], dir);
+        }
+    }
+    return zs_fail(ZS_ERR_MISMATCH,
+                   "parameter '%s' is not in the state in '%s': take the model it was made with",
+                   name, dir);
+}
+
 /* ---- writing ---- */
 
 static void print(FILE *out, const zs_manifest *m)

@@ -39,6 +39,10 @@ zs_status zs_manifest_parse(const char *text, const char *where, zs_manifest **o
 /* Written beside, flushed, renamed, directory flushed: there is always an old or a new one. */
 zs_status zs_manifest_save(const char *dir, zs_io *io, const zs_manifest *manifest);
 void zs_manifest_free(zs_manifest **manifest);
+/* Where a parameter is: flats[*flat].names[*at]. ZS_ERR_MISMATCH when there is none of that name,
+ * or it has another number of elements; dir is for messages. */
+zs_status zs_manifest_find(const zs_manifest *manifest, const char *dir, const char *name,
+                           uint64_t numel, size_t *flat, size_t *at);
 /* World, replication, chunks and flat buffers are the same: the same store files serve. */
 int zs_manifest_same_shape(const zs_manifest *a, const zs_manifest *b);
 

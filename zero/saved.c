@@ -231,22 +231,7 @@ zs_status zs_saved_rank(zs_saved *s, int rank, zs_store_reader **out)
 
 zs_status zs_saved_find(const zs_saved *s, const char *name, uint64_t numel, zs_saved_param *out)
 {
-    for (size_t flat = 0; flat < s->m->flat_count; flat++) {
-        const zs_manifest_flat *f = &s->m->flats[flat];
-        for (size_t at = 0; at < f->count; at++) {
-            if (strcmp(f->names[at], name) != 0)
-                continue;
-            *out = (zs_saved_param){flat, at};
-            if (f->numels[at] == numel)
-                return ZS_OK;
-            return zs_fail(ZS_ERR_MISMATCH,
-                           "parameter '%s' has %llu elements, and %llu in the state in '%s'", name,
-                           (unsigned long long)numel, (unsigned long long)f->numels[at], s->dir);
-        }
-    }
-    return zs_fail(ZS_ERR_MISMATCH,
-                   "parameter '%s' is not in the state in '%s': take the model it was made with",
-                   name, s->dir);
+    return zs_manifest_find(s->m, s->dir, name, numel, &out->flat, &out->at);
 }
 
 /* Which rank's file holds element first, where there, and how many from it on. */

@@ -107,6 +107,27 @@ static zs_status describe(const zs_engine *e, zs_manifest **out)
     return ZS_OK;
 }
 
+/* Whether state of another shape can be taken over: known before any file is made for that. */
+static zs_status check_params(const zs_engine *e)
+{
+    size_t flat, at, there = 0, here = 0;
+    for (size_t i = 0; i < e->manifest->flat_count; i++)
+        there += e->manifest->flats[i].count;
+    for (size_t i = 0; i < e->own->flat_count; i++) {
+        const zs_manifest_flat *f = &e->own->flats[i];
+        here += f->count;
+        for (size_t j = 0; j < f->count; j++)
+            ZS_CHECK(zs_manifest_find(e->manifest, e->config.state_dir, f->names[j], f->numels[j],
+                                      &flat, &at));
+    }
+    if (here != there)
+        return zs_fail(ZS_ERR_MISMATCH,
+                       "the state in '%s' has %zu trained parameters, this engine has %zu: train "
+                       "those that it was made with",
+                       e->config.state_dir, there, here);
+    return ZS_OK;
+}
+
 static zs_status read_manifest(zs_engine *e)
 {
     const char *dir = e->config.state_dir;
@@ -133,8 +154,9 @@ static zs_status read_manifest(zs_engine *e)
     /* Chunks of any length will do when none is asked for. */
     if (!e->own->chunk_numel)
         e->own->chunk_numel = m->chunk_numel;
-    e->own->generation = m->generation + !zs_manifest_same_shape(m, e->own);
-    return ZS_OK;
+    const int same = zs_manifest_same_shape(m, e->own);
+    e->own->generation = m->generation + !same;
+    return same ? ZS_OK : check_params(e);
 }
 
 zs_status zs_state_draw(zs_engine *e)

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/status.h"
 #include "base/util.h"
 #include "kernels/element.h"
 #include "tests/engine/harness_gpu.h"
@@ -63,7 +64,7 @@ static float fp16_round(float v)
     return zs_fp32_from_fp16(zs_fp16_from_fp32(v)); /* clang 14 has no _Float16 here */
 }
 
-static float dtype_round(zs_dtype dtype, float v)
+float job_round(zs_dtype dtype, float v)
 {
     return dtype == ZS_BF16 ? bf16_round(v) : dtype == ZS_FP16 ? fp16_round(v) : v;
 }
@@ -81,7 +82,7 @@ float job_grad(const job *j, int rank, int step, int micro, int param, uint64_t 
     float g = noise(i * 31 + (uint64_t)param * 7919 + (uint64_t)rank * 104729 +
                     (uint64_t)micro * 1299709 + (uint64_t)step * 15485863) /
               (float)j->world;
-    return dtype_round(j->grad_dtype, g);
+    return job_round(j->grad_dtype, g);
 }
 
 static zs_group_config group_config(int group)
@@ -358,15 +359,32 @@ static zs_status check_gathered(job *j, zs_engine *e, int rank)
     return ZS_OK;
 }
 
+/* A resume, before which the state says what it will. */
+static zs_status take_up(zs_engine *e, int *found, uint64_t *begin)
+{
+    zs_status s;
+    int expected;
+    uint64_t peeked = 0;
+    size_t peeked_bytes = sizeof peeked, bytes = sizeof *begin;
+    if ((s = zs_state_peek(e, &expected, &peeked, &peeked_bytes)) ||
+        (s = zs_state_resume(e, found, begin, &bytes)))
+        return s;
+    if (expected != *found || peeked != *begin || peeked_bytes != bytes)
+        return zs_fail(
+            ZS_ERR_INTERNAL,
+            "zs_state_peek gave found %d, %zu bytes, %llu; zs_state_resume %d, %zu, %llu", expected,
+            peeked_bytes, (unsigned long long)peeked, *found, bytes, (unsigned long long)*begin);
+    return ZS_OK;
+}
+
 static zs_status run(job *j, zs_engine *e, zs_comm *comm, int rank)
 {
     zs_status s;
     uint64_t begin = 0;
-    size_t bytes = sizeof begin;
     int found = 0;
     if ((s = register_all(j, e)))
         return s;
-    if (j->use_resume && (s = zs_state_resume(e, &found, &begin, &bytes)))
+    if (j->use_resume && (s = take_up(e, &found, &begin)))
         return s;
     if (!found && (s = load_all(j, e)))
         return s;
@@ -524,8 +542,8 @@ void job_reference(const job *j, double **out, double *norms)
         v[p] = calloc(n + 1, sizeof(double));
         g[p] = calloc(n + 1, sizeof(double));
         for (uint64_t i = 0; i < n; i++)
-            out[p][i] = j->params[p].frozen ? dtype_round(j->params[p].dtype, initial(p, i))
-                                            : initial(p, i);
+            out[p][i] =
+                j->params[p].frozen ? job_round(j->params[p].dtype, initial(p, i)) : initial(p, i);
     }
     for (int step = 0; step < j->steps; step++) {
         double sum = 0;

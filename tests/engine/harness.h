@@ -75,6 +75,8 @@ int job_differ(const job *a, const job *b);
 void job_reference(const job *j, double **out, double *norms);
 /* The local gradient of an element. */
 float job_grad(const job *j, int rank, int step, int micro, int param, uint64_t i);
+/* v as a dtype holds it. */
+float job_round(zs_dtype dtype, float v);
 /* Removes everything below dir that tests make. */
 void job_clean(const char *dir);
 /* A fresh directory under the build's temporary place; remove with job_clean. */

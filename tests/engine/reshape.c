@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* State taken over by jobs of another world, stage, tier and chunk length: weights, masters and
- * moments must come out with the bits they went in with, whatever the two shapes are.
+/* State taken over by jobs of another world, stage, tier, chunk length, dtype and number of slots:
+ * masters and moments must come out with the bits they went in with, and working copies be rounded
+ * from those, whatever the two shapes are.
  *
  * usage: reshape [--all]
  *
@@ -20,7 +21,7 @@
 #include "base/util.h"
 #include "tests/engine/harness.h"
 
-enum { STEP = 2, FINGERPRINT = 99, WALK = 60 };
+enum { STEP = 2, FINGERPRINT = 99, WALK = 60, DTYPES = 4 };
 
 typedef struct shape {
     int world, stage;
@@ -29,6 +30,8 @@ typedef struct shape {
 
 static shape shapes[64];
 static size_t shape_count;
+/* The small model as it is, with all that is trained in one dtype, and with each in another one. */
+static job_param models[DTYPES][JOB_MAX_PARAMS];
 static int all;
 static uint64_t seed;
 
@@ -39,6 +42,21 @@ static void make_shapes(void)
             for (zs_tier tier = ZS_TIER_DEVICE; tier <= ZS_TIER_NVME; tier++)
                 shapes[shape_count++] =
                     (shape){world, stage, tier, stage == 3 ? tier : ZS_TIER_DEVICE};
+}
+
+static void make_models(void)
+{
+    static const zs_dtype another[] = {
+        [ZS_FP32] = ZS_BF16, [ZS_BF16] = ZS_FP16, [ZS_FP16] = ZS_FP32};
+    for (int i = 0; i < job_small_count; i++) {
+        for (int m = 0; m < DTYPES; m++)
+            models[m][i] = job_small[i];
+        if (job_small[i].frozen)
+            continue;
+        models[1][i].dtype = ZS_FP32;
+        models[2][i].dtype = ZS_BF16;
+        models[3][i].dtype = another[job_small[i].dtype];
+    }
 }
 
 static uint64_t draw(uint64_t below)
@@ -66,6 +84,26 @@ static void run_ok(job *j)
             fail_msg("rank %d: %s", r, j->error[r]);
 }
 
+/* A parameter of which now has not the state of then, or not its weights rounded from that; NULL:
+ * none. */
+static const char *differing(const job *then, const job *now)
+{
+    for (int p = 0; p < now->param_count; p++) {
+        const job_param *param = &now->params[p];
+        const uint64_t n = job_numel(param);
+        if (memcmp(then->moments[p], now->moments[p], 2 * n * sizeof(float)) ||
+            memcmp(then->masters[p], now->masters[p], n * sizeof(float)))
+            return param->name;
+        for (uint64_t i = 0; i < n; i++) {
+            const float wanted =
+                param->frozen ? then->weights[p][i] : job_round(param->dtype, now->masters[p][i]);
+            if (memcmp(&wanted, &now->weights[p][i], sizeof wanted))
+                return param->name;
+        }
+    }
+    return NULL;
+}
+
 static int files_in(const char *dir)
 {
     int n = 0;
@@ -89,17 +127,23 @@ static void take_over(const job *first, const char *dir, const shape *from, cons
 {
     job next;
     const uint64_t chunk = draw(3) * 4096;
+    const size_t model = draw(DTYPES);
     take_shape(&next, dir, to, chunk);
+    next.params = models[model];
+    next.config.slots = 1 + (int)draw(2);
+    next.config.keep = next.config.slots == 2 ? (int)draw(2) : 0;
     next.config.resume = next.use_resume = 1;
     next.stop_at = STEP;
     run_ok(&next);
     assert_int_equal(next.resumed_at, STEP);
-    const int differs = job_differ(first, &next);
-    if (differs)
+    const char *name = differing(first, &next);
+    if (name)
         fail_msg("parameter '%s' differs: world %d, stage %d, states in tier %d, taken over by "
-                 "world %d, stage %d, tier %d, chunks of %llu",
-                 first->params[differs - 1].name, from->world, from->stage, (int)from->states,
-                 to->world, to->stage, (int)to->states, (unsigned long long)chunk);
+                 "world %d, stage %d, tier %d, chunks of %llu, dtypes of model %zu, %d slot(s) and "
+                 "%d kept",
+                 name, from->world, from->stage, (int)from->states, to->world, to->stage,
+                 (int)to->states, (unsigned long long)chunk, model, next.config.slots,
+                 next.config.keep);
     /* the manifest and one store a rank */
     assert_int_equal(files_in(dir), 1 + next.world);
     job_free(&next);
@@ -172,17 +216,56 @@ static void another_fingerprint(void **state)
     job_clean(dir);
 }
 
+/* Refused, each in another shape, before any file is made; then the state is as it was. */
+static void other_parameters(void **state)
+{
+    (void)state;
+    const char *dir = job_temp_dir();
+    static const struct {
+        const char *message;
+        job_param change;
+    } cases[] = {
+        {"has 9 trained parameters, this engine has 8",
+         {"block1.w", 2, {131, 67}, ZS_FP32, 0, 1, 1, 2}},
+        {"'block1.w' has 8646 elements, and 8777 in the state",
+         {"block1.w", 2, {131, 66}, ZS_FP32, 0, 0, 1, 2}},
+        {"'block1.v' is not in the state", {"block1.v", 2, {131, 67}, ZS_FP32, 0, 0, 1, 2}},
+    };
+    job first, next;
+    assert_non_null(dir);
+    leave(&first, dir, &shapes[0]);
+    for (size_t i = 0; i < ZS_COUNT(cases); i++) {
+        job_param model[JOB_MAX_PARAMS];
+        memcpy(model, models[0], sizeof model);
+        model[6] = cases[i].change;
+        take_shape(&next, dir, &shapes[draw(shape_count - 12) + 12], 0);
+        next.params = model;
+        next.config.resume = next.use_resume = 1;
+        job_run(&next);
+        assert_int_equal(next.status[0], ZS_ERR_MISMATCH);
+        if (!strstr(next.error[0], cases[i].message))
+            fail_msg("\"%s\" does not say: %s", next.error[0], cases[i].message);
+        assert_int_equal(files_in(dir), 2);
+        job_free(&next);
+    }
+    take_over(&first, dir, &shapes[0], &shapes[20]);
+    job_free(&first);
+    job_clean(dir);
+}
+
 int main(int argc, char **argv)
 {
     const char *text = getenv("ZSPILL_TEST_SEED");
     seed = text ? strtoull(text, NULL, 0) : zs_trace_now();
     all = argc > 1 && !strcmp(argv[1], "--all");
     make_shapes();
+    make_models();
     printf("%zu shapes, ZSPILL_TEST_SEED=%llu\n", shape_count, (unsigned long long)seed);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_to_each),
         cmocka_unit_test(training_goes_on),
         cmocka_unit_test(another_fingerprint),
+        cmocka_unit_test(other_parameters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -173,7 +173,8 @@ static zs_status compare(const zs_record *stored, const zs_record *mine)
     return ZS_OK;
 }
 
-zs_status zs_record_unpack(const char *text, size_t bytes, const zs_record *mine, zs_record *out)
+zs_status zs_record_unpack(const char *text, size_t bytes, const zs_record *mine, uint64_t steps,
+                           zs_record *out)
 {
     zs_status status = ZS_OK;
     json_t *root = NULL;
@@ -189,6 +190,11 @@ zs_status zs_record_unpack(const char *text, size_t bytes, const zs_record *mine
         out->shuffle = json_is_true(json_object_get(root, "shuffle"));
         status = compare(out, mine);
     }
+    if (status == ZS_OK && out->step > steps)
+        status = zs_fail(ZS_ERR_MISMATCH,
+                         "it is at step %llu, and --steps is %llu: give at least as many, or "
+                         "--resume-commit with an older commit, if one was kept (zspill inspect)",
+                         (unsigned long long)out->step, (unsigned long long)steps);
     json_decref(root);
     return status;
 }

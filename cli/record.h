@@ -22,8 +22,9 @@ zs_status zs_record_init(zs_record *record, const zs_options *options,
                          const zs_model_config *config, const zs_data *data, int world);
 /* A JSON text with its NUL into text, which holds ZS_USER_BYTES_MAX. */
 zs_status zs_record_pack(const zs_record *record, char *text, size_t *bytes);
-/* The stored record, if it is one of the same run as `mine`; else ZS_ERR_MISMATCH says in which
- * option they differ. */
-zs_status zs_record_unpack(const char *text, size_t bytes, const zs_record *mine, zs_record *out);
+/* The stored record, if it is one of the same run as `mine` that has taken at most `steps`; else
+ * ZS_ERR_MISMATCH says in which option they differ. */
+zs_status zs_record_unpack(const char *text, size_t bytes, const zs_record *mine, uint64_t steps,
+                           zs_record *out);
 
 #endif

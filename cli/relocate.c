@@ -13,6 +13,7 @@
 #include "base/util.h"
 #include "model/files.h"
 #include "offload/store.h"
+#include "zero/header.h"
 #include "zero/manifest.h"
 #include "zero/saved.h"
 
@@ -131,8 +132,31 @@ static zs_status look(const char *dir, uint64_t *run, uint64_t *commit)
     return status;
 }
 
+typedef struct wanted {
+    uint64_t commit;
+    zs_state_check check;
+    void *cookie;
+} wanted;
+
+static zs_status check_user(const wanted *w, const zs_manifest *m, const char *dir)
+{
+    const zs_log log = {0};
+    zs_status status;
+    zs_saved *saved = NULL;
+    zs_store_reader *reader;
+    zs_header header = {0};
+    ZS_TRY(zs_saved_open(dir, m, 0, &log, w->commit, &saved));
+    ZS_TRY(zs_saved_rank(saved, 0, &reader));
+    const zs_superblock *super = zs_store_reader_super(reader);
+    ZS_TRY(zs_header_decode(super->header, super->header_bytes, &header));
+    status = w->check(w->cookie, header.user, header.user_bytes);
+fail:
+    zs_saved_close(&saved);
+    return status == ZS_OK ? ZS_OK : zs_fail_prefix(status, "cannot resume from %s: ", dir);
+}
+
 /* Two of the same run are what a move that was cut short leaves: the one that went on counts. */
-static zs_status move_from(const char *out, const char *from, const char *to)
+static zs_status move_from(const char *out, const char *from, const char *to, const wanted *w)
 {
     uint64_t run = 0, commit = 0, run_there = 0, commit_there = 0;
     zs_manifest *m;
@@ -152,23 +176,29 @@ static zs_status move_from(const char *out, const char *from, const char *to)
     ZS_CHECK(zs_manifest_load(from, &m));
     if (!m)
         return ZS_OK;
-    const zs_status status = move(m, out, from, to);
+    zs_status status = check_user(w, m, from);
+    if (status == ZS_OK) {
+        status = move(m, out, from, to);
+        if (status == ZS_OK)
+            printf("moved the state from %s to %s\n", from, to);
+        else
+            zs_fail_prefix(status, "the run's state cannot be moved from %s to %s: ", from, to);
+    }
     zs_manifest_free(&m);
-    if (status != ZS_OK)
-        return zs_fail_prefix(status, "the run's state cannot be moved from %s to %s: ", from, to);
-    printf("moved the state from %s to %s\n", from, to);
-    return ZS_OK;
+    return status;
 }
 
-zs_status zs_state_relocate(const char *out, const char *dir)
+zs_status zs_state_relocate(const char *out, const char *dir, uint64_t commit, zs_state_check check,
+                            void *cookie)
 {
+    const wanted w = {commit, check, cookie};
     zs_status status;
     char *own = NULL, *noted = NULL;
     ZS_TRY(join(&own, out, "state"));
     ZS_TRY(read_note(out, &noted));
     if (noted)
-        ZS_TRY(move_from(out, noted, dir));
-    ZS_TRY(move_from(out, own, dir));
+        ZS_TRY(move_from(out, noted, dir, &w));
+    ZS_TRY(move_from(out, own, dir, &w));
     if (!same_file(own, dir))
         (void)rmdir(own);
 fail:

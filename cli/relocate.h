@@ -6,9 +6,14 @@
 
 #include "zspill.h"
 
+/* May refuse a state for its user bytes. */
+typedef zs_status (*zs_state_check)(void *cookie, const char *user, size_t user_bytes);
+
 /* When out or its note lead to the state elsewhere, and there is none, or an older one of the same
- * run, in dir: moves it to dir. A crash at any point leaves it whole in one of the two. */
-zs_status zs_state_relocate(const char *out, const char *dir);
+ * run, in dir: moves it to dir, unless check refuses commit (0: the newest), which it sees before
+ * any file changes. A crash at any point leaves the state whole in one of the two. */
+zs_status zs_state_relocate(const char *out, const char *dir, uint64_t commit, zs_state_check check,
+                            void *cookie);
 /* Notes in out that the state is in dir, or that it is in OUT/state. */
 zs_status zs_state_note(const char *out, const char *dir);
 

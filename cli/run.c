@@ -203,13 +203,7 @@ static zs_status check_record(rank *r, int *found)
     ZS_CHECK(zs_state_peek(r->engine, found, text, &bytes));
     if (!*found)
         return ZS_OK;
-    ZS_CHECK(zs_record_unpack(text, bytes, &run->record, &r->record));
-    if (r->record.step > run->steps)
-        return zs_fail(ZS_ERR_ARG,
-                       "it is at step %llu, and --steps is %llu: give at least as many, or "
-                       "--resume-commit with an older commit, if one was kept (zspill inspect)",
-                       (unsigned long long)r->record.step, (unsigned long long)run->steps);
-    return ZS_OK;
+    return zs_record_unpack(text, bytes, &run->record, run->steps, &r->record);
 }
 
 /* Takes up the run's state, or the weights that it starts from. */

@@ -197,6 +197,13 @@ static zs_status lock_out(job *j)
     return ZS_OK;
 }
 
+static zs_status check_record(void *cookie, const char *text, size_t bytes)
+{
+    const job *j = cookie;
+    zs_record record;
+    return zs_record_unpack(text, bytes, &j->run.record, j->run.steps, &record);
+}
+
 static zs_status open_outputs(job *j)
 {
     const zs_options *o = &j->options;
@@ -224,7 +231,8 @@ static zs_status open_outputs(job *j)
                                 j->state_dir));
         run->state_dir = j->state_dir;
         if (o->resume && j->rank == 0)
-            ZS_CHECK(zs_state_relocate(o->out, j->state_dir));
+            ZS_CHECK(zs_state_relocate(o->out, j->state_dir, (uint64_t)o->resume_commit,
+                                       check_record, j));
     }
     if (o->params.dir)
         ZS_CHECK(zs_outdir_make(&j->dirs, "--offload-params nvme:", o->params.dir));

@@ -90,12 +90,12 @@ zs_status zs_header_decode(const void *data, size_t bytes, zs_header *h)
     while (runs-- && !c->overflow) {
         uint64_t n = get_u64(c);
         const uint64_t steps = get_u64(c);
-        while (n-- && at < h->param_count)
+        while (h->steps && n-- && at < h->param_count)
             h->steps[at++] = steps;
     }
     h->user_bytes = get_u64(c);
     h->user = c->data + c->at;
-    if (c->overflow || at != h->param_count || h->user_bytes > c->size - c->at)
+    if (c->overflow || (h->steps && at != h->param_count) || h->user_bytes > c->size - c->at)
         return zs_fail(ZS_ERR_CORRUPT,
                        "the store's engine header of %zu bytes describes %zu "
                        "parameters where there are %zu",

@@ -20,7 +20,8 @@ typedef struct zs_header {
 
 /* *bytes: room in out, then what was taken; ZS_ERR_ARG when it does not fit. */
 zs_status zs_header_encode(const zs_header *header, void *out, size_t *bytes);
-/* header->steps and param_count are the caller's; user points into data. */
+/* header->steps and param_count are the caller's, steps NULL: not wanted, and any number of
+ * parameters will do. user points into data. */
 zs_status zs_header_decode(const void *data, size_t bytes, zs_header *header);
 
 #endif

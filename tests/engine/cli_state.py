@@ -30,26 +30,40 @@ class State(StateCase):
             self.assertIn("resumed at step 2", done.stdout)
             self.assertEqual(self.export("states"), before)
         self.assertIn("1 slot(s) a chunk", self.good("inspect", self.path("states")).stdout)
-        # What is refused has not taken the files over into its own shape.
-        files = self.contents("states")
-        for message, more, steps in (
-            ("the global batch (ranks x micro-batch x grad-accum) was 4, now 2", ("--ranks", 1), 5),
-            ("--seed was 0, now 7", ("--ranks", 1, "--micro-batch", 4, "--seed", 7), 5),
-            ("it is at step 2, and --steps is 1", ("--ranks", 4, "--micro-batch", 1), 1),
-            ("it is at step 2, and --steps is 1", (), 1),
-        ):
-            done = run(*self.nvme("--resume", *more, steps=steps))
-            self.assertEqual(done.returncode, 1)
-            self.assertIn(message, done.stderr)
-            self.assertEqual(self.contents("states"), files)
-        self.assertEqual(self.export("states"), before)
 
-    def contents(self, states):
+    def test_refused_in_other_shapes(self):
+        """No file is taken over in the new shape, or moved to the new place, before it is refused."""
+        self.undisturbed()
+        self.good(*self.nvme(steps=3))
+        rows = [[(5 * r + i) % 256 for i in range(32)] for r in range(32)]
+        other = self.write_tokens("other.safetensors", rows)
+        files = self.contents()
+        for message, args, steps in (
+            ("the global batch (ranks x micro-batch x grad-accum) was 4, now 3", ("--ranks", 3, "--micro-batch", 1), 5),
+            ("the global batch (ranks x micro-batch x grad-accum) was 4, now 2", ("--ranks", 1, "--zero-stage", 3), 5),
+            ("--seed was 0, now 7", ("--ranks", 1, "--micro-batch", 4, "--seed", 7), 5),
+            ("--shuffle was on", ("--dtype", "bf16", "--shuffle", "off"), 5),
+            ("--data differs", ("--zero-stage", 0, "--data", other), 5),
+            ("it is at step 3, and --steps is 2", ("--ranks", 4, "--micro-batch", 1), 2),
+            ("it is at step 3, and --steps is 2", (), 2),
+        ):
+            for place in ("states", "elsewhere"):
+                done = run(*self.nvme("--resume", *args, steps=steps, states=place))
+                self.assertEqual(done.returncode, 1)
+                self.assertIn("cannot resume from " + self.path("states"), done.stderr)
+                self.assertIn(message, done.stderr)
+                after = self.contents()
+                changed = [n for n in {**files, **after} if files.get(n) != after.get(n)]
+                self.assertEqual(changed, [], (args, place))
+        self.goes_on("--zero-stage", 0)
+
+    def contents(self):
+        """{path: bytes} of everything in the test's directory."""
         files = {}
-        for name in os.listdir(self.path(states)):
-            with open(self.path(states, name), "rb") as file:
-                blob = file.read()
-            files[name] = blob
+        for where, _, names in os.walk(self.dir):
+            for name in names:
+                with open(os.path.join(where, name), "rb") as file:
+                    files[os.path.join(where, name)] = file.read()
         return files
 
     def test_resume_in_another_place(self):

@@ -81,6 +81,10 @@ typedef struct zs_states_input {
     const zs_adam_run
         *runs; /* in increasing order, not overlapping; elements in none are left alone */
     size_t run_count;
+    /* Of a zs_clip that the device decides: read when Adam runs. NULL: the runs' own, and no skip.
+     * Only where Adam works in place. */
+    const float *grad_scale;
+    const int *skip;
 } zs_states_input;
 
 /* Adam over all shards, inputs[shard_count]. On failure what was committed last is intact, the

@@ -277,7 +277,9 @@ static zs_status step_shard(zs_states *states, step *work, size_t s)
                                  .grad = input->grad,
                                  .grad_dtype = input->grad_dtype,
                                  .working = input->working,
-                                 .working_dtype = states->shards[s].working_dtype};
+                                 .working_dtype = states->shards[s].working_dtype,
+                                 .grad_scale = input->grad_scale,
+                                 .skip = input->skip};
         return math->ops->adam(math, zs_states_native(states), &arrays, input->runs,
                                input->run_count);
     }

@@ -313,6 +313,12 @@ static zs_status build(zs_engine *e)
     e->sums = e->device->host_access ? calloc(e->flat_count, sizeof *e->sums) : e->sums_mem.ptr;
     if (!e->sums)
         return zs_fail(ZS_ERR_NOMEM, "zs_engine_commit: no memory for %zu sums", e->flat_count);
+    if (zs_engine_defers(e)) {
+        ZS_CHECK(zs_mem_alloc(e->device, e->ledger, ZS_TIER_DEVICE, "clipping", sizeof(zs_decision),
+                              &e->decision));
+        ZS_CHECK(zs_mem_alloc(e->device, e->ledger, ZS_TIER_HOST, "clipping", sizeof(zs_clip),
+                              &e->verdict));
+    }
     zs_cache_init(&e->gather_cache, e->device, e->ledger, ZS_TIER_DEVICE, "gathered parameters");
     zs_cache_init(&e->staging_cache, e->device, e->ledger, ZS_TIER_HOST, "parameter staging");
     zs_cache_init(&e->bucket_cache, e->device, e->ledger, ZS_TIER_DEVICE, "gradient buckets");
@@ -363,6 +369,9 @@ void zs_engine_free_layout(zs_engine *e)
     if (!e->sums_mem.ptr)
         free(e->sums);
     zs_mem_free(&e->sums_mem);
+    zs_mem_free(&e->decision);
+    zs_mem_free(&e->verdict);
+    zs_mark_close(e->device, &e->decided);
     free(e->flats);
     free(e->inputs);
     free(e->coefs);

@@ -111,6 +111,13 @@ typedef struct zs_param_info {
     int got_grad;    /* any rank had a gradient in this step */
 } zs_param_info;
 
+/* In the device's memory: this rank's sum of squares, that of all (at most 64), and what follows.
+ */
+typedef struct zs_decision {
+    double own, all[64];
+    zs_clip clip;
+} zs_decision;
+
 /* Buffers that come and go in the same few sizes. */
 typedef struct zs_cache {
     zs_device *device;
@@ -204,6 +211,10 @@ struct zs_engine {
     zs_mem scratch_mem;
     double *sums; /* [flat_count]: sums of squares of the reduced gradients, likewise */
     zs_mem sums_mem;
+    /* Clipping that the device decides (zero/step.c): its numbers, and what the host sees of them.
+     */
+    zs_mem decision, verdict;
+    zs_mark decided;
 };
 
 enum { ZS_SCRATCH = 65536 };
@@ -252,6 +263,13 @@ int zs_flat_is_master(const zs_engine *e, const zs_flat *flat);
 static inline void *zs_engine_native(const zs_engine *e)
 {
     return e->device->ops->stream_native(e->device, e->work);
+}
+
+/* Whether the device decides on clipping and skipping, and Adam is queued before the host knows:
+ * where all of Adam's memory is in the device's reach. */
+static inline int zs_engine_defers(const zs_engine *e)
+{
+    return !e->device->host_access && e->config.optimizer_tier == ZS_TIER_DEVICE && !e->param_file;
 }
 
 /* Work queued from here on comes after all that the caller has queued by now. */

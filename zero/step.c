@@ -107,8 +107,8 @@ static const zs_adam_coef *coef_of(zs_engine *e, const zs_param_info *p, double 
     return &e->coefs[(*count)++];
 }
 
-static void plan_flat(zs_engine *e, zs_flat *f, double grad_scale, const zs_param_info **owners,
-                      size_t *coefs)
+static void plan_flat(zs_engine *e, zs_flat *f, double grad_scale, const zs_clip *clip,
+                      const zs_param_info **owners, size_t *coefs)
 {
     zs_states_input *in = &e->inputs[f->state_shard];
     *in = (zs_states_input){
@@ -116,6 +116,8 @@ static void plan_flat(zs_engine *e, zs_flat *f, double grad_scale, const zs_para
         .grad_dtype = e->config.grad_dtype,
         .working = zs_flat_is_master(e, f) ? NULL : zs_flat_working_held(e, f),
         .runs = f->runs,
+        .grad_scale = clip ? &clip->grad_scale : NULL,
+        .skip = clip ? &clip->skip : NULL,
     };
     for (size_t i = 0; i < f->count; i++) {
         const zs_param_info *p = &e->params[f->params[i]];
@@ -129,7 +131,8 @@ static void plan_flat(zs_engine *e, zs_flat *f, double grad_scale, const zs_para
     }
 }
 
-static zs_status update(zs_engine *e, double grad_scale, zs_step_info *info)
+/* clip: in the device's memory, where that decides; else NULL. */
+static zs_status update(zs_engine *e, double grad_scale, const zs_clip *clip, zs_step_info *info)
 {
     /* owners[i] is a parameter that coefs[i] was made for. */
     const zs_param_info **owners = calloc(e->param_count, sizeof *owners);
@@ -139,14 +142,14 @@ static zs_status update(zs_engine *e, double grad_scale, zs_step_info *info)
                        e->param_count);
     for (size_t i = 0; i < e->flat_count; i++)
         if (e->flats[i].trainable)
-            plan_flat(e, &e->flats[i], grad_scale, owners, &coefs);
+            plan_flat(e, &e->flats[i], grad_scale, clip, owners, &coefs);
     free(owners);
     return zs_states_step(e->states, e->inputs, info->tier, &info->adam_seconds);
 }
 
-static zs_status apply(zs_engine *e, double grad_scale, zs_step_info *info)
+/* Adam was queued. */
+static zs_status conclude(zs_engine *e)
 {
-    ZS_CHECK(zs_engine_agree(e, "the optimizer step", update(e, grad_scale, info)));
     e->step++;
     e->skipped_in_row = 0;
     for (size_t i = 0; i < e->param_count; i++)
@@ -154,11 +157,62 @@ static zs_status apply(zs_engine *e, double grad_scale, zs_step_info *info)
     adapt_loss_scale(e, 0);
     zs_window_drop(e);
     ZS_CHECK(zs_weights_spread(e));
-    /* Adam has read the gradient buffers. */
-    for (size_t u = 0; u < e->unit_count && e->config.zero_stage < 2; u++)
-        ZS_CHECK(zs_mark_set(e->device, &e->units[u].grads, e->work));
     return zs_gather_prefetch(e);
 }
+
+/* What Adam has read of the gradient buffers. */
+static zs_status mark_grads(zs_engine *e)
+{
+    for (size_t u = 0; u < e->unit_count && e->config.zero_stage < 2; u++)
+        ZS_CHECK(zs_mark_set(e->device, &e->units[u].grads, e->work));
+    return ZS_OK;
+}
+
+static zs_status apply(zs_engine *e, double grad_scale, zs_step_info *info)
+{
+    ZS_CHECK(zs_engine_agree(e, "the optimizer step", update(e, grad_scale, NULL, info)));
+    ZS_CHECK(mark_grads(e));
+    return conclude(e);
+}
+
+/* ---- decisions of the device ---- */
+
+static zs_status queue_decision(zs_engine *e, const zs_clip_config *config)
+{
+    zs_decision *d = e->decision.ptr;
+    void *native = zs_engine_native(e);
+    const zs_piece piece = {&d->own, d->all, sizeof d->own};
+    ZS_CHECK(e->math->ops->sum_doubles(e->math, native, e->sums, e->flat_count, &d->own));
+    ZS_CHECK(zs_bulk_all_gather(e->bulk, "the gradient norm", &piece, 1, e->work));
+    ZS_CHECK(e->math->ops->clip(e->math, native, config, d->all, (size_t)e->world, &d->clip));
+    ZS_CHECK(e->device->ops->copy(e->device, e->verdict.ptr, &d->clip, sizeof d->clip, e->work));
+    return zs_mark_set(e->device, &e->decided, e->work);
+}
+
+/* Adam is queued behind the decision and leaves all as it is when that is to skip; only then does
+ * the host wait, and the device has work meanwhile. */
+static zs_status step_deferred(zs_engine *e, zs_clip_config *config, zs_step_info *info)
+{
+    const zs_decision *d = e->decision.ptr;
+    const zs_clip *clip = e->verdict.ptr;
+    double found_inf = config->found_inf;
+    ZS_CHECK(zs_comm_all_reduce(e->comm, "found_inf", ZS_OP_MAX, &found_inf, 1));
+    config->found_inf = found_inf > 0;
+    ZS_CHECK(queue_decision(e, config));
+    ZS_CHECK(zs_engine_agree(e, "the optimizer step", update(e, 1, &d->clip, info)));
+    ZS_CHECK(mark_grads(e));
+    ZS_CHECK(zs_mark_sync(e->device, &e->decided));
+    ZS_CHECK(zs_bulk_check(e->bulk));
+    info->grad_norm = clip->norm;
+    info->clip_factor = clip->factor;
+    info->skipped = clip->skip;
+    if (!clip->skip)
+        return conclude(e);
+    memset(info->tier, 0, sizeof info->tier);
+    return skip(e, clip->norm);
+}
+
+/* ---- the step ---- */
 
 /* Hyper-parameters that differ between ranks would let replicas drift apart unseen. */
 static zs_status agree_on_hyper(zs_engine *e, const zs_step_config *c)
@@ -176,17 +230,18 @@ static zs_status agree_on_hyper(zs_engine *e, const zs_step_config *c)
 static zs_status take_step(zs_engine *e, const zs_step_config *c, zs_step_info *info)
 {
     double total;
-    int found_inf = c->found_inf;
     ZS_CHECK(agree_on_hyper(e, c));
     ZS_CHECK(zs_gather_invalidate(e));
     ZS_CHECK(zs_window_flush(e));
     /* The caller may still be reading the weights. */
     ZS_CHECK(zs_engine_join(e));
-    ZS_CHECK(sum_squares(e, &total, &found_inf));
-    const zs_clip_config config = {.unscale = c->grad_scale / e->loss_scale,
-                                   .clip_factor = c->clip_factor,
-                                   .max_norm = c->max_norm,
-                                   .found_inf = found_inf};
+    zs_clip_config config = {.unscale = c->grad_scale / e->loss_scale,
+                             .clip_factor = c->clip_factor,
+                             .max_norm = c->max_norm,
+                             .found_inf = c->found_inf};
+    if (zs_engine_defers(e))
+        return step_deferred(e, &config, info);
+    ZS_CHECK(sum_squares(e, &total, &config.found_inf));
     zs_clip clip;
     ZS_CHECK(e->host_math->ops->clip(e->host_math, NULL, &config, &total, 1, &clip));
     info->grad_norm = clip.norm;

@@ -9,16 +9,18 @@
  *   ZS_EMU_LEAKS=1                      exit code 86 if anything of CUDA's is left at the end
  *
  * WHAT, and what its N-th call does:
- *   malloc, host_register, stream, event   cudaErrorMemoryAllocation
- *   launch           cudaErrorLaunchOutOfResources, nothing is queued
- *   copy, memset     cudaErrorInvalidValue, nothing is queued
- *   illegal          that launch, when the stream comes to it, ends the device as an illegal
- * address does: every later call on it fails and nothing runs any more stream_wait, event_sync,
- * stream_sync   does nothing and succeeds: an order that a program forgot nccl             the call
- * returns ncclSystemError nccl_async       the operation, when the stream comes to it, never ends:
- * ncclRemoteError is the communicator's asynchronous error nccl_hang        the operation never
- * begins: what the peers see of a rank that hangs cublas           CUBLAS_STATUS_EXECUTION_FAILED,
- * nothing is queued */
+ *
+ * - malloc, host_register, stream, event: cudaErrorMemoryAllocation
+ * - launch: cudaErrorLaunchOutOfResources, nothing is queued
+ * - copy, memset: cudaErrorInvalidValue, nothing is queued
+ * - illegal: that launch, when the stream comes to it, ends the device as an illegal address does:
+ *   every later call on it fails and nothing runs any more
+ * - stream_wait, event_sync, stream_sync: does nothing and succeeds, as if it was not there
+ * - nccl: the call returns ncclSystemError
+ * - nccl_async: the operation, when the stream comes to it, never ends, and ncclRemoteError is the
+ *   communicator's asynchronous error
+ * - nccl_hang: the operation never begins, which is what the peers see of a rank that hangs
+ * - cublas: CUBLAS_STATUS_EXECUTION_FAILED, nothing is queued */
 #ifndef ZS_EMU_CONTROL_H
 #define ZS_EMU_CONTROL_H
 

@@ -285,7 +285,10 @@ static zs_status commit(zs_engine *e, const void *user, size_t user_bytes)
     /* Only when all superblocks are may any slot be written again. */
     ZS_CHECK(zs_engine_agree(e, "zs_state_commit: publishing", status));
     e->commit++;
-    return switch_manifest(e);
+    ZS_CHECK(switch_manifest(e));
+    zs_log_print(&e->log, ZS_LOG_DEBUG, "commit %llu of step %llu is durable in '%s'",
+                 (unsigned long long)e->commit, (unsigned long long)e->step, e->config.state_dir);
+    return ZS_OK;
 }
 
 static zs_status need_store(const zs_engine *e, const char *what)

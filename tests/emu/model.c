@@ -12,46 +12,11 @@
 
 #include "base/status.h"
 #include "base/util.h"
-#include "model/model.h"
-#include "model/weights.h"
 #include "tests/emu/control.h"
-
-#define must(expr)                                                                                 \
-    do {                                                                                           \
-        zs_status must_status = (expr);                                                            \
-        if (must_status != ZS_OK)                                                                  \
-            fail_msg("%s: %s", #expr, zs_last_error());                                            \
-    } while (0)
+#include "tests/engine/model_rig.h"
 
 static const emu_control *emu;
 
-/* One rank with a model in it. */
-typedef struct rank {
-    zs_device *device;
-    zs_comm *comm;
-    zs_pool *pool;
-    zs_engine *engine;
-    zs_model *model;
-    const zs_weight *weights;
-    const zs_param *params;
-    size_t count;
-} rank;
-
-/* Grouped heads, norms of heads, tied. */
-static const zs_model_config qwen = {.model_type = "qwen3",
-                                     .vocab = 131,
-                                     .hidden = 48,
-                                     .intermediate = 72,
-                                     .layers = 3,
-                                     .heads = 4,
-                                     .kv_heads = 2,
-                                     .head_dim = 16,
-                                     .max_positions = 1024,
-                                     .rms_eps = 1e-6,
-                                     .init_range = 0.1,
-                                     .rope_theta = 10000,
-                                     .tied = 1,
-                                     .qk_norm = 1};
 /* All biases, a head of its own, a head for each key. */
 static const zs_model_config llama = {.model_type = "llama",
                                       .vocab = 97,
@@ -69,59 +34,10 @@ static const zs_model_config llama = {.model_type = "llama",
                                       .o_bias = 1,
                                       .mlp_bias = 1};
 
-/* On failure as far as it came: rank_close takes it. */
-static zs_status rank_try(rank *r, const char *device, const zs_model_config *config,
-                          zs_model_options options)
-{
-    zs_engine_config engine;
-    zs_group_config group;
-    memset(r, 0, sizeof *r);
-    ZS_CHECK(zs_device_open(device, &r->device));
-    ZS_CHECK(zs_comm_open_self(&r->comm));
-    ZS_CHECK(zs_pool_open(1, -1, &r->pool));
-    zs_engine_config_init(&engine);
-    engine.pool = r->pool;
-    engine.device = r->device;
-    engine.grad_dtype = options.grad_dtype;
-    engine.grad_accum_steps = 2;
-    ZS_CHECK(zs_engine_open(&engine, r->comm, &r->engine));
-    zs_group_config_init(&group);
-    ZS_CHECK(zs_group_add(r->engine, &group, &options.decay));
-    ZS_CHECK(zs_group_add(r->engine, &group, &options.no_decay));
-    options.device = r->device;
-    ZS_CHECK(zs_model_open(config, &options, r->engine, r->pool, &r->model));
-    ZS_CHECK(zs_engine_commit(r->engine));
-    ZS_CHECK(zs_model_prepare(r->model));
-    zs_model_params(r->model, &r->weights, &r->params, &r->count);
-    return zs_weights_init(r->engine, config, 5, r->weights, r->params, r->count);
-}
-
 static void rank_open(rank *r, const char *device, const zs_model_config *config,
                       zs_model_options options)
 {
-    must(rank_try(r, device, config, options));
-}
-
-static void rank_close(rank *r)
-{
-    zs_model_close(&r->model);
-    zs_engine_close(&r->engine);
-    zs_pool_close(&r->pool);
-    zs_comm_close(&r->comm);
-    zs_device_close(&r->device);
-}
-
-static uint64_t numel(const zs_weight *w)
-{
-    return (uint64_t)w->shape[0] * (uint64_t)(w->ndim == 2 ? w->shape[1] : 1);
-}
-
-static float *read_grad(rank *r, size_t i)
-{
-    float *x = malloc(numel(&r->weights[i]) * sizeof *x);
-    assert_non_null(x);
-    must(zs_param_read(r->engine, r->params[i], ZS_GRAD, 0, numel(&r->weights[i]), ZS_FP32, x));
-    return x;
+    must(rank_try(r, device, config, options, 1, NULL));
 }
 
 static zs_status train_two(rank *r, const zs_batch *one, const zs_batch *two, double *loss)
@@ -201,7 +117,7 @@ static void compare(const variant *v, double loss_tolerance, double grad_toleran
 
     close_to(what, loss_of_two(&gpu, &one, &two), loss_of_two(&host, &one, &two), loss_tolerance);
     for (size_t i = 0; i < host.count; i++) {
-        float *want = read_grad(&host, i), *got = read_grad(&gpu, i);
+        float *want = read_array(&host, i, ZS_GRAD), *got = read_array(&gpu, i, ZS_GRAD);
         near(what, host.weights[i].name, got, want, numel(&host.weights[i]), grad_tolerance);
         free(want), free(got);
     }
@@ -226,7 +142,7 @@ static void compare(const variant *v, double loss_tolerance, double grad_toleran
 static void fp32(void **state)
 {
     (void)state;
-    compare(&(variant){&qwen, ZS_FP32, ZS_FP32, 24, 1}, 1e-7, 5e-6);
+    compare(&(variant){&small, ZS_FP32, ZS_FP32, 24, 1}, 1e-7, 5e-6);
     compare(&(variant){&llama, ZS_FP32, ZS_FP32, 24, 0}, 1e-7, 5e-6);
 }
 
@@ -234,7 +150,7 @@ static void fp32(void **state)
 static void several_tiles(void **state)
 {
     (void)state;
-    compare(&(variant){&qwen, ZS_FP32, ZS_FP32, SEQ, 0}, 1e-7, 5e-6);
+    compare(&(variant){&small, ZS_FP32, ZS_FP32, SEQ, 0}, 1e-7, 5e-6);
 }
 
 static void narrow_gradients(void **state)
@@ -247,7 +163,7 @@ static void narrow_gradients(void **state)
 static void bf16(void **state)
 {
     (void)state;
-    compare(&(variant){&qwen, ZS_BF16, ZS_FP32, 24, 1}, 5e-4, 4e-2);
+    compare(&(variant){&small, ZS_BF16, ZS_FP32, 24, 1}, 5e-4, 4e-2);
     compare(&(variant){&llama, ZS_BF16, ZS_BF16, 24, 0}, 5e-4, 4e-2);
 }
 
@@ -260,7 +176,7 @@ static void one_read(void **state)
     rank r;
     double loss;
     (void)state;
-    rank_open(&r, "cuda", &qwen, (zs_model_options){.rows = 2, .seq = 8, .checkpointing = 1});
+    rank_open(&r, "cuda", &small, (zs_model_options){.rows = 2, .seq = 8, .checkpointing = 1});
     const uint64_t bytes = emu->bytes(EMU_TO_HOST);
     const uint64_t syncs = emu->calls(EMU_STREAM_SYNC, EMU_ANY_DEVICE);
     must(train_two(&r, &some, &some, &loss));
@@ -294,7 +210,7 @@ static void refused_calls(void **state)
             rank r;
             double loss;
             (emu->fail)(calls[c].call, EMU_ANY_DEVICE, (uint64_t)n);
-            status = rank_try(&r, "cuda", &llama, (zs_model_options){.rows = 2, .seq = 8});
+            status = rank_try(&r, "cuda", &llama, (zs_model_options){.rows = 2, .seq = 8}, 1, NULL);
             if (status == ZS_OK)
                 status = train_two(&r, &some, &some, &loss);
             (emu->fail)(calls[c].call, EMU_ANY_DEVICE, 0);

@@ -12,42 +12,8 @@
 
 #include "base/util.h"
 #include "model/json.h"
-#include "model/model.h"
-#include "model/weights.h"
 #include "tests/data.h"
-
-/* One rank with a model in it. */
-typedef struct rank {
-    zs_comm *comm;
-    zs_pool *pool;
-    zs_engine *engine;
-    zs_model *model;
-    const zs_weight *weights;
-    const zs_param *params;
-    size_t count;
-} rank;
-
-#define must(expr)                                                                                 \
-    do {                                                                                           \
-        zs_status must_status = (expr);                                                            \
-        if (must_status != ZS_OK)                                                                  \
-            fail_msg("%s: %s", #expr, zs_last_error());                                            \
-    } while (0)
-
-static const zs_model_config small = {.model_type = "qwen3",
-                                      .vocab = 131,
-                                      .hidden = 48,
-                                      .intermediate = 72,
-                                      .layers = 3,
-                                      .heads = 4,
-                                      .kv_heads = 2,
-                                      .head_dim = 16,
-                                      .max_positions = 1024,
-                                      .rms_eps = 1e-6,
-                                      .init_range = 0.1,
-                                      .rope_theta = 10000,
-                                      .tied = 1,
-                                      .qk_norm = 1};
+#include "tests/engine/model_rig.h"
 
 static zs_model_options options_for(int rows, int seq)
 {
@@ -58,40 +24,7 @@ static zs_model_options options_for(int rows, int seq)
 static void rank_open(rank *r, const zs_model_config *config, zs_model_options options, int threads,
                       const char *dir)
 {
-    zs_engine_config engine;
-    zs_group_config group;
-    memset(r, 0, sizeof *r);
-    must(zs_comm_open_self(&r->comm));
-    must(zs_pool_open(threads, -1, &r->pool));
-    zs_engine_config_init(&engine);
-    engine.pool = r->pool;
-    engine.grad_dtype = options.grad_dtype;
-    engine.grad_accum_steps = 2;
-    must(zs_engine_open(&engine, r->comm, &r->engine));
-    zs_group_config_init(&group);
-    must(zs_group_add(r->engine, &group, &options.decay));
-    must(zs_group_add(r->engine, &group, &options.no_decay));
-    must(zs_model_open(config, &options, r->engine, r->pool, &r->model));
-    must(zs_engine_commit(r->engine));
-    must(zs_model_prepare(r->model));
-    zs_model_params(r->model, &r->weights, &r->params, &r->count);
-    if (dir)
-        must(zs_weights_load(r->engine, dir, r->weights, r->params, r->count));
-    else
-        must(zs_weights_init(r->engine, config, 5, r->weights, r->params, r->count));
-}
-
-static void rank_close(rank *r)
-{
-    zs_model_close(&r->model);
-    zs_engine_close(&r->engine);
-    zs_pool_close(&r->pool);
-    zs_comm_close(&r->comm);
-}
-
-static uint64_t numel(const zs_weight *w)
-{
-    return (uint64_t)w->shape[0] * (uint64_t)(w->ndim == 2 ? w->shape[1] : 1);
+    must(rank_try(r, NULL, config, options, threads, dir));
 }
 
 /* One or two micro-batches (second NULL: one). */
@@ -107,14 +40,6 @@ static double train(rank *r, const zs_batch *batch, const zs_batch *second, doub
         must(zs_grad_finish(r->engine));
     }
     return loss + more;
-}
-
-static float *read_array(rank *r, size_t i, zs_array array)
-{
-    float *x = malloc(numel(&r->weights[i]) * sizeof *x);
-    assert_non_null(x);
-    must(zs_param_read(r->engine, r->params[i], array, 0, numel(&r->weights[i]), ZS_FP32, x));
-    return x;
 }
 
 /* All gradients one after the other. */

@@ -13,25 +13,13 @@
 
 #include "kernels/kernels.h"
 #include "tests/emu/control.h"
-#include "tests/engine/harness.h"
+#include "tests/engine/job_check.h"
 
 static const char *dir;
 
-static void run_ok(job *j, const char *what)
-{
-    job_run(j);
-    for (int r = 0; r < j->world; r++)
-        if (j->status[r])
-            fail_msg("%s: rank %d: %s", what, r, j->error[r]);
-}
-
 static void compare(const job *base, const job *j, const char *what)
 {
-    const int p = job_differ(base, j);
-    if (p)
-        fail_msg("%s: parameter '%s' differs from the host", what, j->params[p - 1].name);
-    if (memcmp(base->norms, j->norms, sizeof base->norms))
-        fail_msg("%s: gradient norms differ from the host", what);
+    expect_same(base, "the host", j, what);
     if (base->seen != j->seen)
         fail_msg("%s: forward saw other weights than on the host", what);
 }

@@ -14,19 +14,11 @@
 #include <cmocka.h>
 
 #include "base/util.h"
-#include "tests/engine/harness.h"
+#include "tests/engine/job_check.h"
 #include "tests/engine/small.h"
 #include "zero/layout.h"
 
 static const char *dir;
-
-static void run_ok(job *j)
-{
-    job_run(j);
-    for (int r = 0; r < j->world; r++)
-        if (j->status[r])
-            fail_msg("rank %d: %s", r, j->error[r]);
-}
 
 static void test_config_errors(void **state)
 {
@@ -187,7 +179,7 @@ static void test_live_budget(void **state)
     job base, j;
     job_init(&base, dir);
     base.world = 2;
-    run_ok(&base);
+    run_ok(&base, __func__);
     static const uint64_t budgets[] = {8900, 9800, 12000, 1000000};
     for (size_t i = 0; i < ZS_COUNT(budgets); i++) {
         for (int tier = ZS_TIER_HOST; tier <= ZS_TIER_NVME; tier++) {
@@ -196,7 +188,7 @@ static void test_live_budget(void **state)
             j.config.zero_stage = 3;
             j.config.param_tier = (zs_tier)tier;
             j.config.max_live_params = budgets[i];
-            run_ok(&j);
+            run_ok(&j, __func__);
             assert_int_equal(job_differ(&base, &j), 0);
             for (size_t r = 0; r < j.row_count; r++)
                 if (!strcmp(j.rows[r].purpose, "gathered parameters") &&
@@ -263,7 +255,7 @@ static void test_ledger(void **state)
                 j.grad_dtype = grad_dtype;
                 j.config.zero_stage = stage;
                 j.config.optimizer_tier = (zs_tier)tier;
-                run_ok(&j);
+                run_ok(&j, __func__);
                 for (int u = 0; u < j.unit_count; u++) {
                     for (int d = 0; d < 3; d++) {
                         for (int frozen = 0; frozen <= 1; frozen++) {
@@ -408,7 +400,7 @@ static void test_skipped_step(void **state)
     job_init(&j, dir);
     j.world = 2;
     j.poison_step = 2;
-    run_ok(&j);
+    run_ok(&j, __func__);
     for (int s = 0; s < j.steps; s++)
         assert_int_equal(j.skipped[s], s == 1);
     job_free(&j);
@@ -425,7 +417,7 @@ static void test_resume(void **state)
             const char *sub = job_temp_dir();
             job_init(&whole, sub);
             whole.world = 2;
-            run_ok(&whole);
+            run_ok(&whole, __func__);
             job_init(&part, sub);
             part.world = 2;
             part.config.zero_stage = stage;
@@ -433,7 +425,7 @@ static void test_resume(void **state)
             part.config.param_tier = stage == 3 ? (zs_tier)states : ZS_TIER_DEVICE;
             part.commit_at = 2;
             part.stop_at = 3; /* the step after the commit is lost */
-            run_ok(&part);
+            run_ok(&part, __func__);
             part.stop_at = 0;
             part.commit_at = 0;
             /* without resume, state is an error */
@@ -443,7 +435,7 @@ static void test_resume(void **state)
             if (part.status[0] != ZS_ERR_EXISTS)
                 fail_msg("existing state: %s", part.error[0]);
             part.config.resume = 1;
-            run_ok(&part);
+            run_ok(&part, __func__);
             assert_int_equal(part.resumed_at, 2);
             if (job_differ(&whole, &part))
                 fail_msg("stage %d, states %d: parameter %d differs after resume", stage, states,

@@ -13,27 +13,10 @@
 #include <cmocka.h>
 
 #include "io/io.h"
-#include "tests/engine/harness.h"
+#include "tests/engine/job_check.h"
 
 static const char *dir;
 static int have_uring;
-
-static void run_ok(job *j, const char *what)
-{
-    job_run(j);
-    for (int r = 0; r < j->world; r++)
-        if (j->status[r])
-            fail_msg("%s: rank %d: %s", what, r, j->error[r]);
-}
-
-static void compare(const job *base, const job *j, const char *what)
-{
-    const int p = job_differ(base, j);
-    if (p)
-        fail_msg("%s: parameter '%s' differs from stage 0 in memory", what, j->params[p - 1].name);
-    if (memcmp(base->norms, j->norms, sizeof base->norms))
-        fail_msg("%s: gradient norms differ from stage 0 in memory", what);
-}
 
 static void check_reference(job *j)
 {
@@ -95,7 +78,7 @@ static void one_world(const variant *v)
                              "world %d, %d micro-batches, stage %d, states %d, params %d, io %d",
                              v->world, v->micros, stage, states, params, (int)engines[io]);
                     run_ok(&j, what);
-                    compare(&base, &j, what);
+                    expect_same(&base, "stage 0 in memory", &j, what);
                     job_free(&j);
                     runs++;
                 }
@@ -143,7 +126,7 @@ static void test_boundary(void **state)
     b.config.reduce = ZS_REDUCE_BOUNDARY;
     b.config.zero_stage = 1;
     run_ok(&b, "boundary, stage 1");
-    compare(&a, &b, "boundary, stage 1");
+    expect_same(&a, "stage 0 in memory", &b, "boundary, stage 1");
     job_free(&a);
     job_free(&b);
 }

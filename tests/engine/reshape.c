@@ -19,7 +19,7 @@
 #include <cmocka.h>
 
 #include "base/util.h"
-#include "tests/engine/harness.h"
+#include "tests/engine/job_check.h"
 
 enum { STEP = 2, FINGERPRINT = 99, WALK = 60, DTYPES = 4 };
 
@@ -76,14 +76,6 @@ static void take_shape(job *j, const char *dir, const shape *s, uint64_t chunk_n
     j->config.fingerprint = FINGERPRINT;
 }
 
-static void run_ok(job *j)
-{
-    job_run(j);
-    for (int r = 0; r < j->world; r++)
-        if (j->status[r])
-            fail_msg("rank %d: %s", r, j->error[r]);
-}
-
 /* A parameter of which now has not the state of then, or not its weights rounded from that; NULL:
  * none. */
 static const char *differing(const job *then, const job *now)
@@ -119,7 +111,7 @@ static void leave(job *first, const char *dir, const shape *s)
 {
     take_shape(first, dir, s, 0);
     first->commit_at = first->stop_at = STEP;
-    run_ok(first);
+    run_ok(first, __func__);
 }
 
 /* Nothing but the change of shape. */
@@ -134,7 +126,7 @@ static void take_over(const job *first, const char *dir, const shape *from, cons
     next.config.keep = next.config.slots == 2 ? (int)draw(2) : 0;
     next.config.resume = next.use_resume = 1;
     next.stop_at = STEP;
-    run_ok(&next);
+    run_ok(&next, __func__);
     assert_int_equal(next.resumed_at, STEP);
     const char *name = differing(first, &next);
     if (name)
@@ -189,7 +181,7 @@ static void training_goes_on(void **state)
         take_shape(&next, dir, &shapes[i], 0);
         next.config.resume = next.use_resume = 1;
         next.steps = STEP + 1;
-        run_ok(&next);
+        run_ok(&next, __func__);
         assert_int_equal(next.resumed_at, STEP);
         assert_int_not_equal(job_differ(&first, &next), 0);
         job_free(&next);

@@ -60,7 +60,8 @@ static zs_status open_state(export *x, const char *dtype)
 static zs_status find_weights(export *x)
 {
     zs_model_config config;
-    zs_store_reader *reader;
+    const void *data;
+    size_t bytes;
     ZS_CHECK(zs_model_config_find(x->model, &config));
     ZS_CHECK(zs_model_weights(&config, &x->weights, &x->count));
     x->params = calloc(x->count + 1, sizeof *x->params);
@@ -72,10 +73,9 @@ static zs_status find_weights(export *x)
     for (size_t i = 0; i < x->count; i++)
         ZS_CHECK(zs_saved_find(x->saved, x->weights[i].name, zs_weight_numel(&x->weights[i]),
                                &x->params[i]));
-    ZS_CHECK(zs_saved_rank(x->saved, 0, &reader));
-    const zs_superblock *super = zs_store_reader_super(reader);
-    /* The reader is of one rank at a time: what is needed of the header is copied. */
-    ZS_CHECK(zs_header_decode(super->header, super->header_bytes, &x->header));
+    ZS_CHECK(zs_saved_header(x->saved, &data, &bytes));
+    /* It is gone with the next read: what is needed of it is copied. */
+    ZS_CHECK(zs_header_decode(data, bytes, &x->header));
     void *user = malloc(x->header.user_bytes + 1);
     if (!user)
         return zs_fail(ZS_ERR_NOMEM, "no memory for the run's record");

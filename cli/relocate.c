@@ -143,12 +143,12 @@ static zs_status check_user(const wanted *w, const zs_manifest *m, const char *d
     const zs_log log = {0};
     zs_status status;
     zs_saved *saved = NULL;
-    zs_store_reader *reader;
+    const void *data;
+    size_t bytes;
     zs_header header = {0};
     ZS_TRY(zs_saved_open(dir, m, 0, &log, w->commit, &saved));
-    ZS_TRY(zs_saved_rank(saved, 0, &reader));
-    const zs_superblock *super = zs_store_reader_super(reader);
-    ZS_TRY(zs_header_decode(super->header, super->header_bytes, &header));
+    ZS_TRY(zs_saved_header(saved, &data, &bytes));
+    ZS_TRY(zs_header_decode(data, bytes, &header));
     status = w->check(w->cookie, header.user, header.user_bytes);
 fail:
     zs_saved_close(&saved);

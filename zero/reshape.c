@@ -51,12 +51,12 @@ zs_status zs_reshape_header(const zs_engine *e, void *header, size_t *header_byt
 {
     zs_status status;
     zs_saved *saved = NULL;
-    zs_store_reader *reader;
+    const void *kept;
+    size_t bytes;
     ZS_TRY(open_saved(e, &saved));
-    ZS_TRY(zs_saved_rank(saved, 0, &reader));
-    const zs_superblock *super = zs_store_reader_super(reader);
-    memcpy(header, super->header, ZS_MIN(*header_bytes, super->header_bytes));
-    *header_bytes = super->header_bytes;
+    ZS_TRY(zs_saved_header(saved, &kept, &bytes));
+    memcpy(header, kept, ZS_MIN(*header_bytes, bytes));
+    *header_bytes = bytes;
 fail:
     zs_saved_close(&saved);
     return status;
@@ -66,12 +66,12 @@ zs_status zs_reshape_load(zs_engine *e, void *user, size_t *user_bytes)
 {
     zs_status status;
     zs_saved *saved = NULL;
-    zs_store_reader *reader;
+    const void *header;
+    size_t bytes;
     ZS_TRY(open_saved(e, &saved));
     ZS_TRY(move_all(e, saved));
-    ZS_TRY(zs_saved_rank(saved, 0, &reader));
-    const zs_superblock *super = zs_store_reader_super(reader);
-    ZS_TRY(zs_state_decode(e, super->header, super->header_bytes, user, user_bytes));
+    ZS_TRY(zs_saved_header(saved, &header, &bytes));
+    ZS_TRY(zs_state_decode(e, header, bytes, user, user_bytes));
     /* Numbers go on above all that were given. */
     int count;
     e->commit = zs_saved_kept(saved, &count)->commit;

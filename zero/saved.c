@@ -229,6 +229,16 @@ zs_status zs_saved_rank(zs_saved *s, int rank, zs_store_reader **out)
     return status;
 }
 
+zs_status zs_saved_header(zs_saved *s, const void **header, size_t *bytes)
+{
+    zs_store_reader *reader;
+    ZS_CHECK(zs_saved_rank(s, 0, &reader));
+    const zs_superblock *super = zs_store_reader_super(reader);
+    *header = super->header;
+    *bytes = super->header_bytes;
+    return ZS_OK;
+}
+
 zs_status zs_saved_find(const zs_saved *s, const char *name, uint64_t numel, zs_saved_param *out)
 {
     return zs_manifest_find(s->m, s->dir, name, numel, &out->flat, &out->at);

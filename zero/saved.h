@@ -28,6 +28,10 @@ const zs_saved_point *zs_saved_kept(const zs_saved *saved, int *count);
 /* One rank's file at that commit; valid until the next call with this saved. */
 zs_status zs_saved_rank(zs_saved *saved, int rank, zs_store_reader **out);
 
+/* What the engine kept beside that commit (zero/header.h), which is the same on all ranks; valid
+ * until the next call with this saved. */
+zs_status zs_saved_header(zs_saved *saved, const void **header, size_t *bytes);
+
 typedef struct zs_saved_param {
     size_t flat, at; /* in the manifest */
 } zs_saved_param;

@@ -113,8 +113,7 @@ static void say_gpus(void)
     }
     say("CUDA", "plug-in found: %s", cuda->build);
     if (cuda->device_count(&count) != ZS_OK)
-        say("GPUs", "none: %s; fix: NVIDIA's driver, until nvidia-smi lists the GPUs",
-            zs_last_error());
+        say("GPUs", "none: %s (nvidia-smi lists those that the driver sees)", zs_last_error());
     else if (!count)
         say("GPUs", "none is seen; CUDA_VISIBLE_DEVICES, or the container, may hide them");
     for (int i = 0; i < count; i++) {
